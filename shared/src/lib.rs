@@ -1,0 +1,1 @@
+//! What both plugins are built on.
