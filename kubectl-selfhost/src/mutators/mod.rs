@@ -1,0 +1,287 @@
+//! From a static Pod to a Pod template that a DaemonSet can run: small named steps, each with its reason.
+//!
+//! Every step is idempotent, keeps the order of arguments, never touches a repeated flag, and leaves fields that it
+//! does not know as they are. What a step cannot carry over it refuses with a reason.
+
+mod carrier;
+mod command;
+mod placement;
+mod probes;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use serde_json::Value;
+
+use crate::fields::{FieldError, list_mut};
+use crate::names::Component;
+
+pub use placement::GATE_OPEN;
+
+pub(crate) use carrier::{drop_carrier, merge_go_debug, set_environment};
+pub(crate) use command::permit_port_sharing;
+pub(crate) use placement::drop_leftovers;
+pub(crate) use probes::{drop_container_ports, is_own_probe, number_probe_ports};
+
+/// Why a step cannot be done, with the field and the remedy.
+pub type MutationError = FieldError;
+
+/// How the process of the DaemonSet takes the port over from the static one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Both listen at once, and the kernel is told which of them gets new connections. No gap.
+    #[default]
+    Steered,
+    /// The new process waits until the old one has left the port. One gap of one start.
+    Gap,
+}
+
+/// What the steps know besides the Pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Context {
+    /// The component that is converted.
+    pub component: Component,
+    /// How the port is handed over.
+    pub mode: Mode,
+    /// Name of the directory of our executable under [`crate::names::BIN_DIR`].
+    pub build: String,
+    /// The node's address as Pods see it in `status.hostIP`, if it is known.
+    pub node_address: Option<IpAddr>,
+    /// The template is for one node alone, so that its literal address may stay.
+    pub per_node: bool,
+    /// The cluster has one control-plane node.
+    pub single_node: bool,
+    /// SHA-256 of the original manifest, in hex; stays with the DaemonSet as an annotation.
+    pub original_sha256: Option<String>,
+}
+
+/// One named step that changes a Pod template (a map of `metadata` and `spec`).
+#[derive(Clone, Copy)]
+pub struct PodSpecMutator {
+    /// Short name, unique among all steps.
+    pub name: &'static str,
+    /// Why the step is needed; a sentence without a full stop that stands behind the change in a plan.
+    pub reason: &'static str,
+    /// The step itself. On an error the template may be half changed and must be thrown away.
+    pub apply: fn(&mut Value, &Context) -> Result<(), MutationError>,
+}
+
+impl fmt::Debug for PodSpecMutator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PodSpecMutator")
+            .field("name", &self.name)
+            .field("reason", &self.reason)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The steps that are always taken, in their order.
+///
+/// The order matters: probe ports are turned into numbers before the ports that name them go, and the probes' hosts
+/// are settled before the start-up probe is replaced.
+#[must_use]
+pub fn default_mutators(component: Component, mode: &Mode) -> Vec<PodSpecMutator> {
+    let mut mutators = vec![
+        placement::LEFTOVERS,
+        placement::LABELS,
+        command::PORT_SHARING,
+        probes::NUMERIC_PORTS,
+        probes::NO_CONTAINER_PORTS,
+        probes::HOST,
+        match mode {
+            Mode::Steered => probes::STARTUP,
+            Mode::Gap => probes::STARTUP_GAP,
+        },
+        match mode {
+            Mode::Steered => carrier::AWAIT_PORT,
+            Mode::Gap => carrier::AWAIT_PORT_GAP,
+        },
+        carrier::CARRIER,
+        carrier::ROLE,
+        carrier::GO_DEBUG,
+    ];
+    if component == Component::KubeApiserver {
+        mutators.push(command::HOST_IP);
+    }
+    mutators.extend([placement::GATE, placement::TOLERATIONS, placement::NO_TOKEN]);
+    mutators
+}
+
+/// Name of the feature gate that puts certificates into Secrets.
+pub const STORE_CERTS_IN_SECRETS: &str = "StoreCertsInSecrets";
+const KNOWN_GATES: [&str; 1] = [STORE_CERTS_IN_SECRETS];
+
+/// Feature gates that are switched on or off by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FeatureGates(pub BTreeMap<String, bool>);
+
+/// Why feature gates cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FeatureGateError {
+    /// No gate has that name.
+    #[error("unknown feature gate {0:?}; known are: {known}", known = KNOWN_GATES.join(", "))]
+    Unknown(String),
+    /// The gate is known, but nothing stands behind it yet.
+    #[error("feature gate {0} is not supported yet; leave it out or set it to false: certificates stay on the node")]
+    NotSupportedYet(String),
+    /// The text is not of the form `Name=true`.
+    #[error("{0:?} is no feature gate; write NAME=true or NAME=false")]
+    Malformed(String),
+}
+
+impl FromStr for FeatureGates {
+    type Err = FeatureGateError;
+
+    /// Reads `Name=true,Other=false`, as the Kubernetes components do.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.split(',')
+            .map(str::trim)
+            .filter(|part| !part.is_empty())
+            .map(|part| {
+                let malformed = || FeatureGateError::Malformed(part.to_owned());
+                let (name, value) = part.split_once('=').ok_or_else(malformed)?;
+                Ok((
+                    name.trim().to_owned(),
+                    value.trim().parse::<bool>().map_err(|_| malformed())?,
+                ))
+            })
+            .collect::<Result<BTreeMap<_, _>, _>>()
+            .map(Self)
+    }
+}
+
+/// The steps that feature gates ask for, on top of [`default_mutators`].
+///
+/// # Errors
+/// A gate is unknown, or known and switched on but not supported yet.
+pub fn mutators_from_feature_gates(gates: &FeatureGates) -> Result<Vec<PodSpecMutator>, FeatureGateError> {
+    for (name, enabled) in &gates.0 {
+        if !KNOWN_GATES.contains(&name.as_str()) {
+            return Err(FeatureGateError::Unknown(name.clone()));
+        }
+        if *enabled {
+            return Err(FeatureGateError::NotSupportedYet(name.clone()));
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// Puts `entry` into a list of named things: in the place of the one of the same name, or at the end.
+pub(crate) fn put_named(
+    parent: &mut Value,
+    key: &str,
+    field: &str,
+    name_key: &str,
+    entry: Value,
+) -> Result<(), MutationError> {
+    let list = list_mut(parent, key, field)?;
+    match list
+        .iter_mut()
+        .find(|existing| existing.get(name_key) == entry.get(name_key))
+    {
+        Some(existing) => *existing = entry,
+        None => list.push(entry),
+    }
+    Ok(())
+}
+
+/// The main container of a template, changeable, with its path.
+pub(crate) fn main_container_mut(
+    template: &mut Value,
+    component: Component,
+) -> Result<(&mut Value, String), MutationError> {
+    let index = crate::component_spec::main_container_index(template, component)?;
+    let missing = || FieldError::new("spec.containers", "is no list", "write a list of containers");
+    let container = template
+        .get_mut("spec")
+        .and_then(|spec| spec.get_mut("containers"))
+        .and_then(|list| list.get_mut(index))
+        .ok_or_else(missing)?;
+    let path = crate::fields::container_path("containers", index, container);
+    Ok((container, path))
+}
+
+#[cfg(test)]
+pub(crate) mod test_support {
+    use super::*;
+
+    /// A context as for the node of the fixtures.
+    pub(crate) fn context(component: Component) -> Context {
+        Context {
+            component,
+            mode: Mode::Steered,
+            build: "0123456789ab".to_owned(),
+            node_address: Some("192.0.2.11".parse().unwrap()),
+            per_node: false,
+            single_node: true,
+            original_sha256: None,
+        }
+    }
+
+    /// `value` after `mutator`, which must change nothing when it is applied a second time.
+    pub(crate) fn applied(mutator: PodSpecMutator, value: &Value, context: &Context) -> Value {
+        let mut once = value.clone();
+        (mutator.apply)(&mut once, context).unwrap();
+        let mut twice = once.clone();
+        (mutator.apply)(&mut twice, context).unwrap();
+        assert_eq!(once, twice, "{} is not idempotent", mutator.name);
+        once
+    }
+
+    /// The error of `mutator` on `value`.
+    pub(crate) fn refused(mutator: PodSpecMutator, value: &Value, context: &Context) -> MutationError {
+        (mutator.apply)(&mut value.clone(), context).expect_err("must be refused")
+    }
+
+    /// A template with one apiserver container of that command.
+    pub(crate) fn apiserver(command: &[&str]) -> Value {
+        serde_json::json!({"metadata": {}, "spec": {"containers": [{"name": "kube-apiserver", "command": command}]}})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_reasons_are_there_and_unique() {
+        for component in Component::ALL {
+            for mode in [Mode::Steered, Mode::Gap] {
+                let mutators = default_mutators(component, &mode);
+                let names: std::collections::BTreeSet<_> = mutators.iter().map(|mutator| mutator.name).collect();
+                assert_eq!(names.len(), mutators.len());
+                assert!(
+                    mutators
+                        .iter()
+                        .all(|mutator| mutator.reason.len() > 20 && !mutator.reason.ends_with('.'))
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn gates() {
+        let gates = |text: &str| {
+            text.parse::<FeatureGates>()
+                .and_then(|gates| mutators_from_feature_gates(&gates))
+        };
+        assert_eq!(gates("").unwrap().len(), 0);
+        assert_eq!(gates("StoreCertsInSecrets=false").unwrap().len(), 0);
+        let error = gates("StoreCertsInSecrets=true").unwrap_err();
+        assert!(error.to_string().contains("not supported yet"), "{error}");
+        let error = gates("StoreCertsInSecret=true").unwrap_err();
+        assert_eq!(error, FeatureGateError::Unknown("StoreCertsInSecret".to_owned()));
+        assert!(error.to_string().contains("known are: StoreCertsInSecrets"), "{error}");
+        assert!(matches!(
+            gates("StoreCertsInSecrets"),
+            Err(FeatureGateError::Malformed(_))
+        ));
+        assert!(matches!(
+            gates("StoreCertsInSecrets=maybe"),
+            Err(FeatureGateError::Malformed(_))
+        ));
+    }
+}
