@@ -1,0 +1,3 @@
+use super::*;
+#[test]
+fn x() { assert!(first_document("a: 1").is_ok()); }
