@@ -1,0 +1,266 @@
+//! `kubectl selfhost node`: hidden, as people do not run it; Pods do.
+
+use crate::names::Component;
+use crate::node::await_port::{self, AwaitPort, describe, hold};
+use crate::node::guard::{self, GuardOptions};
+use crate::node::ports::{self, kernel_has_ipv6, listen_address};
+use crate::node::probe::{self, Probe};
+use crate::node::process::Processes;
+use crate::node::steering::Steering;
+use crate::node::trial;
+use clap::{Args, Subcommand, ValueEnum};
+use shared::{Context, Error, Printer, Result};
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Run what nodes run.
+#[derive(Debug, Subcommand)]
+pub enum NodeCommand {
+    /// Guard this node: hand over, fall back, report
+    Guard(GuardArgs),
+    /// Wait until the component of this Pod may start, then steer its port
+    AwaitPort(AwaitPortArgs),
+    /// Ask the component of this container for its health, and prove that it is itself that answers
+    Probe(ProbeArgs),
+    /// Make the listening socket of a running process share its port
+    Share(ShareArgs),
+    /// Steer new connections among the listeners of a port
+    Steer(SteerArgs),
+    /// Try whether ports can be shared and steered here
+    Trial,
+    /// The listener of the trial
+    #[command(hide = true)]
+    TrialListener,
+    /// A process that does what a broken component does, for tests
+    #[command(hide = true)]
+    Misbehave(MisbehaveArgs),
+}
+
+/// See [`NodeCommand::Guard`].
+#[derive(Debug, Args)]
+pub struct GuardArgs {
+    /// Name of this Node
+    #[arg(long)]
+    node_name: String,
+    /// The kubelet's manifest directory
+    #[arg(long, default_value = "/etc/kubernetes/manifests")]
+    manifest_directory: PathBuf,
+    /// The kubelet's kubeconfig
+    #[arg(long, default_value = "/etc/kubernetes/kubelet.conf")]
+    kubeconfig: PathBuf,
+    /// Where originals, fallbacks and verdicts lie
+    #[arg(long, default_value = crate::names::STATE_DIR)]
+    state_directory: PathBuf,
+}
+
+/// See [`NodeCommand::AwaitPort`].
+#[derive(Debug, Args)]
+pub struct AwaitPortArgs {
+    /// Component of this Pod
+    #[arg(long, value_parser = component)]
+    component: Component,
+    /// Its secure port
+    #[arg(long)]
+    port: u16,
+    /// Its --bind-address
+    #[arg(long)]
+    bind_address: Option<IpAddr>,
+    /// File with the guard's word
+    #[arg(long)]
+    verdict: PathBuf,
+    /// Wait for a free port instead of a shared one
+    #[arg(long)]
+    no_steer: bool,
+}
+
+/// See [`NodeCommand::Probe`].
+#[derive(Debug, Args)]
+pub struct ProbeArgs {
+    /// Component of this container
+    #[arg(long, value_parser = component)]
+    component: Component,
+    /// Its secure port
+    #[arg(long)]
+    port: u16,
+    /// Path of the request
+    #[arg(long, default_value = "/readyz")]
+    path: String,
+    /// Address to ask
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    address: IpAddr,
+    /// Process that must have answered (default: process 1, and the component's by name)
+    #[arg(long)]
+    pid: Vec<u32>,
+    /// Leave the port's steering alone
+    #[arg(long)]
+    no_steer: bool,
+    /// Longest time in seconds
+    #[arg(long, default_value_t = 10)]
+    timeout: u64,
+}
+
+/// See [`NodeCommand::Share`].
+#[derive(Debug, Args)]
+pub struct ShareArgs {
+    /// Process that listens
+    #[arg(long)]
+    pid: u32,
+    /// Port
+    #[arg(long)]
+    port: u16,
+}
+
+/// See [`NodeCommand::Steer`].
+#[derive(Debug, Args)]
+pub struct SteerArgs {
+    /// Component that listens there
+    #[arg(long, value_parser = component)]
+    component: Component,
+    /// Port
+    #[arg(long)]
+    port: u16,
+    /// To whom new connections go
+    #[arg(long, value_enum)]
+    to: SteerTo,
+}
+
+/// Whom new connections meet.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum SteerTo {
+    /// The oldest listener, but for probes and the starting process itself
+    Oldest,
+    /// The newest listener
+    Newest,
+}
+
+/// See [`NodeCommand::Misbehave`].
+#[derive(Debug, Args)]
+pub struct MisbehaveArgs {
+    /// Port to listen on without ever answering; without it, nothing is bound
+    #[arg(long)]
+    port: Option<u16>,
+    /// Address to listen on
+    #[arg(long)]
+    bind_address: Option<IpAddr>,
+}
+
+/// A component by its name.
+///
+/// # Errors
+/// Names the three that there are.
+pub fn component(text: &str) -> std::result::Result<Component, String> {
+    Component::from_name(text).ok_or_else(|| {
+        let known: Vec<&str> = Component::ALL.iter().map(|component| component.name()).collect();
+        format!("not a component; choose one of {}", known.join(", "))
+    })
+}
+
+/// Runs a node command.
+///
+/// # Errors
+/// What could not be done on this node.
+pub async fn run(command: NodeCommand, printer: &Printer) -> Result<()> {
+    match command {
+        NodeCommand::Guard(args) => run_guard(args).await,
+        NodeCommand::AwaitPort(args) => run_await_port(&args),
+        NodeCommand::Probe(args) => run_probe(&args),
+        NodeCommand::Share(args) => {
+            let sockets = ports::share(args.pid, args.port)
+                .map_err(|error| Error::new(format!("port {} cannot be shared", args.port)).because(describe(&error)))?;
+            printer.data(&format!("{sockets} listening socket(s) of process {} share port {} now\n", args.pid, args.port))
+        }
+        NodeCommand::Steer(args) => {
+            let groups = ports::steer(args.port, |listener| match args.to {
+                SteerTo::Oldest => hold(args.component, listener.address),
+                SteerTo::Newest => Steering::Switch,
+            })
+            .map_err(|error| Error::new(format!("port {} cannot be steered", args.port)).because(describe(&error)))?;
+            printer.data(&format!("{groups} group(s) of listeners on port {} are steered now\n", args.port))
+        }
+        NodeCommand::Trial => {
+            trial::run().map_err(|why| {
+                Error::new("ports cannot be shared and steered here")
+                    .because(why)
+                    .hint("`convert --mode gap` hands over with one short gap instead")
+            })?;
+            printer.data("ports can be shared and steered here\n")
+        }
+        NodeCommand::TrialListener => {
+            trial::listener(&mut io::stdin().lock(), &mut io::stdout().lock()).context("the trial's listener failed")
+        }
+        NodeCommand::Misbehave(args) => misbehave(&args),
+    }
+}
+
+async fn run_guard(args: GuardArgs) -> Result<()> {
+    let options = GuardOptions {
+        node_name: args.node_name,
+        manifest_directory: args.manifest_directory,
+        kubeconfig: args.kubeconfig,
+        state_directory: args.state_directory,
+    };
+    guard::run(options, terminated()).await.context("the guard cannot go on")
+}
+
+#[cfg(unix)]
+async fn terminated() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match signal(SignalKind::terminate()) {
+        Ok(mut terminate) => {
+            terminate.recv().await;
+        }
+        Err(_) => std::future::pending().await,
+    }
+}
+
+fn run_await_port(args: &AwaitPortArgs) -> Result<()> {
+    let what = AwaitPort {
+        component: args.component,
+        address: listen_address(args.bind_address, args.port, kernel_has_ipv6()),
+        verdict: args.verdict.clone(),
+        steer: !args.no_steer,
+    };
+    await_port::run(&what, &mut io::stdout().lock())
+        .with_context(|| format!("{} cannot be started on {}", what.component, what.address))
+}
+
+fn run_probe(args: &ProbeArgs) -> Result<()> {
+    let mut pids = args.pid.clone();
+    if pids.is_empty() {
+        pids.push(1);
+        let processes = Processes::new(Path::new("/proc"));
+        let ids = processes.ids().context("/proc cannot be listed")?;
+        pids.extend(ids.into_iter().filter(|pid| processes.component(*pid) == Some(args.component)));
+    }
+    let address = SocketAddr::new(args.address, args.port);
+    let timeout = Duration::from_secs(args.timeout);
+    let outcome = probe::run(&Probe { address, path: args.path.clone(), pids, timeout });
+    if !args.no_steer {
+        // A container that starts again, in a Pod whose init container ran long ago, must not be met before it has proved
+        // itself; one that has is to get everything, so that the old one can go without losing what it has accepted.
+        let steered = ports::steer(args.port, |listener| match outcome {
+            Ok(()) => Steering::Switch,
+            Err(_) => hold(args.component, listener.address),
+        });
+        if let (Ok(()), Err(error)) = (&outcome, steered) {
+            return Err(Error::new(format!("port {} cannot be steered", args.port)).because(describe(&error)));
+        }
+    }
+    outcome.map_err(|error| Error::new(format!("{} is not healthy", args.component)).because(describe(&error)))
+}
+
+fn misbehave(args: &MisbehaveArgs) -> Result<()> {
+    let _listener = match args.port {
+        None => None,
+        Some(port) => Some(
+            ports::listen_shared(listen_address(args.bind_address, port, kernel_has_ipv6()))
+                .with_context(|| format!("port {port} cannot be listened on"))?,
+        ),
+    };
+    writeln!(io::stdout(), "misbehaving on purpose").context("standard output is closed")?;
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}

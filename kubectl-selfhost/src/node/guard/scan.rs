@@ -1,0 +1,70 @@
+//! The manifest directory, looked at again and again: read only when something in it has changed.
+
+use super::world::{FoundManifest, Manifests};
+use crate::inventory::take_inventory;
+use crate::manifest::read_directory;
+use crate::node::variants::Endpoint;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Reads a manifest directory.
+#[derive(Debug)]
+pub struct Scanner {
+    directory: PathBuf,
+    last: Option<(Vec<Stamp>, Manifests)>,
+}
+
+/// What changes when a file is written: name, inode, size, times of change of content and of the inode.
+type Stamp = (PathBuf, u64, u64, i64, i64);
+
+impl Scanner {
+    /// Of that directory.
+    #[must_use]
+    pub fn new(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), last: None }
+    }
+
+    /// What lies there now.
+    ///
+    /// # Errors
+    /// When the directory, or a file in it, cannot be read.
+    pub fn scan(&mut self) -> io::Result<Manifests> {
+        let stamps = self.stamps()?;
+        if let Some((last, manifests)) = &self.last
+            && *last == stamps
+        {
+            return Ok(manifests.clone());
+        }
+        let entries = read_directory(&self.directory)
+            .map_err(|error| io::Error::other(crate::node::await_port::describe(&error)))?;
+        let inventory = take_inventory(entries);
+        let found = inventory.originals.into_iter().map(|(component, file)| FoundManifest {
+            component,
+            modified: modified(&file.path),
+            endpoint: Endpoint::of(component, &file.pod).ok(),
+            path: file.path,
+            sha256: file.sha256,
+        });
+        let manifests = Manifests { found: found.collect(), ours: inventory.fallbacks.into_keys().collect() };
+        self.last = Some((stamps, manifests.clone()));
+        Ok(manifests)
+    }
+
+    fn stamps(&self) -> io::Result<Vec<Stamp>> {
+        let mut stamps = Vec::new();
+        for entry in std::fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            // follows symbolic links, as the kubelet does; what has just gone away is not there
+            let Ok(metadata) = std::fs::metadata(&path) else { continue };
+            let (content, inode) = (metadata.mtime_nsec(), metadata.ctime() * 1_000_000_000 + metadata.ctime_nsec());
+            stamps.push((path, metadata.ino(), metadata.len(), content, inode));
+        }
+        stamps.sort();
+        Ok(stamps)
+    }
+}
+
+fn modified(path: &Path) -> Option<jiff::Timestamp> {
+    jiff::Timestamp::try_from(std::fs::metadata(path).ok()?.modified().ok()?).ok()
+}

@@ -1,0 +1,463 @@
+//! The guard's hands and eyes: looks at one component of the node, and carries one action out.
+
+use super::files::{self, Attributes};
+use super::machine::{Action, Manifest, Observed, Steered};
+use crate::names::{Component, Role};
+use crate::node::await_port::{describe, hold};
+use crate::node::net_table::NetTable;
+use crate::node::ports;
+use crate::node::probe::{self, Probe};
+use crate::node::process::{ComponentProcess, Found, Processes};
+use crate::node::state::{ComponentFiles, Desired, ForeignManifest, Memory, Original, Verdict, fallback_file_name};
+use crate::node::steering::Steering;
+use crate::node::variants::{self, Endpoint};
+use crate::manifest::sha256_hex;
+use std::collections::HashSet;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// One look at the node, shared by all components.
+#[derive(Debug)]
+pub struct Look {
+    /// When.
+    pub at: Instant,
+    /// Processes of the control plane.
+    pub found: Found,
+    /// Sockets.
+    pub table: NetTable,
+}
+
+impl Look {
+    /// Looks.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read.
+    pub fn now() -> io::Result<Self> {
+        let table = ports::read_net_table().map_err(|error| io::Error::other(describe(&error)))?;
+        Ok(Self { at: Instant::now(), found: Processes::new(Path::new("/proc")).find()?, table })
+    }
+}
+
+/// One component of this node.
+#[derive(Debug)]
+pub struct ComponentWorld {
+    component: Component,
+    manifests: PathBuf,
+    files: ComponentFiles,
+    /// What is remembered on disk.
+    pub memory: Memory,
+    original: Option<Original>,
+    endpoint: Option<Endpoint>,
+    sharing: Option<String>,
+    steered: Option<(Steering, HashSet<u64>, Instant)>,
+    heard: Option<Instant>,
+    handing_since: Option<Instant>,
+    grace: Duration,
+    foreign: Option<ForeignManifest>,
+    last_manifest: Option<(PathBuf, Manifest)>,
+}
+
+impl ComponentWorld {
+    /// Reads what the disk remembers. `grace` is how long silence lasts before the fallback goes in.
+    ///
+    /// # Errors
+    /// When a file of ours is there and cannot be read: it is never taken for absent.
+    pub fn open(component: Component, state: &Path, manifests: &Path, grace: Duration) -> io::Result<Self> {
+        let files = ComponentFiles::below(state, component);
+        files::make_directory(files.directory(), 0o700)?;
+        files::make_directory(&files.run(), 0o777)?;
+        let memory = read_json(&files.memory())?.unwrap_or_default();
+        let mut world = Self {
+            component,
+            manifests: manifests.to_owned(),
+            original: read_json(&files.original_metadata())?,
+            files,
+            memory,
+            endpoint: None,
+            sharing: None,
+            steered: None,
+            heard: None,
+            handing_since: None,
+            grace,
+            foreign: None,
+            last_manifest: None,
+        };
+        world.load_variants()?;
+        if !world.files.verdict().exists() {
+            world.give_verdict(Verdict::Wait)?;
+        }
+        Ok(world)
+    }
+
+    /// SHA-256 of the saved original.
+    #[must_use]
+    pub fn original_sha256(&self) -> Option<String> {
+        self.original.as_ref().map(|original| original.sha256.clone())
+    }
+
+    /// A manifest that somebody else wrote, as of the last look.
+    #[must_use]
+    pub fn foreign(&self) -> Option<&ForeignManifest> {
+        self.foreign.as_ref()
+    }
+
+    /// Takes over what the CLI states (`None`: nothing). The last error belongs to the attempt before.
+    ///
+    /// # Errors
+    /// When it cannot be noted on disk; then nothing changes.
+    pub fn desire(&mut self, stated: Option<Desired>) -> io::Result<()> {
+        let Some(memory) = wish(&self.memory, stated) else { return Ok(()) };
+        self.handing_since = None;
+        self.remember(memory)
+    }
+
+    /// Notes an error for `status`.
+    ///
+    /// # Errors
+    /// When it cannot be noted on disk.
+    pub fn fail(&mut self, error: Option<String>) -> io::Result<()> {
+        if self.memory.error == error {
+            return Ok(());
+        }
+        let memory = Memory { error, ..self.memory.clone() };
+        self.remember(memory)
+    }
+
+    /// What [`super::machine::next_action`] needs to know.
+    ///
+    /// # Errors
+    /// When the manifest directory cannot be read.
+    pub fn observe(&mut self, look: &Look, manifests: &Manifests) -> io::Result<Observed> {
+        let mine: Vec<&ComponentProcess> =
+            look.found.components.iter().filter(|process| process.component == self.component).collect();
+        let count = |role| mine.iter().filter(|process| process.role == role).count();
+        let manifest = self.classify(manifests);
+        let fallback = manifests.ours.contains(&self.component);
+        if self.endpoint.is_none() {
+            self.endpoint = manifests.find(self.component).and_then(|found| found.endpoint);
+        }
+        let port = self.endpoint.map_or(self.component.default_port(), |endpoint| endpoint.port);
+        let listening: HashSet<u64> = look.table.on_port(port).map(|listener| listener.inode).collect();
+        let listens = |process: &ComponentProcess| owns_any(process.pid, &listening);
+
+        if mine.iter().any(|process| listens(process)) {
+            self.heard = Some(look.at);
+        }
+        let silent_since = *self.heard.get_or_insert(look.at);
+        let steered = self.steered(&listening, look.at);
+        let desired = self.memory.desired;
+        let candidate = mine
+            .iter()
+            .filter(|process| process.role == if desired.is_self_hosted() { Role::SelfHosted } else { Role::Static })
+            .max_by_key(|process| process.started);
+        // proving costs a TLS handshake, so only where something may have to hand over
+        let in_transition = fallback
+            || (desired.is_self_hosted() && manifest != Manifest::Absent && !self.memory.handed_over)
+            || (desired == Desired::StaticSharing && manifest != Manifest::Absent && count(Role::SelfHosted) > 0);
+        let proven = in_transition && candidate.is_some_and(|process| self.prove(process.pid, port));
+        let serving = mine.iter().filter(|process| listens(process)).min_by_key(|process| process.started);
+        let shared = in_transition
+            && serving.is_some_and(|process| ports::is_shared(process.pid, port).unwrap_or(false));
+        Ok(Observed {
+            desired,
+            handed_over: self.memory.handed_over,
+            saved: self.original.is_some(),
+            manifest,
+            fallback,
+            verdict: self.verdict(),
+            waiting: look.found.waiting.contains(&self.component),
+            static_processes: count(Role::Static),
+            fallback_processes: count(Role::Fallback),
+            self_hosted_processes: count(Role::SelfHosted),
+            self_hosted_listens: mine.iter().any(|process| process.role == Role::SelfHosted && listens(process)),
+            shared,
+            steered,
+            proven,
+            silent_for: look.at.saturating_duration_since(silent_since),
+            handing_for: self.handing_since.map_or(Duration::ZERO, |since| look.at.saturating_duration_since(since)),
+            grace: self.grace,
+        })
+    }
+
+    /// After this the usual grace counts: the shorter one is for a node that has just started.
+    pub fn set_grace(&mut self, grace: Duration) {
+        self.grace = grace;
+    }
+
+    fn classify(&mut self, manifests: &Manifests) -> Manifest {
+        self.foreign = None;
+        self.last_manifest = None;
+        let Some(found) = manifests.find(self.component) else { return Manifest::Absent };
+        let manifest = match &self.original {
+            None => Manifest::Original,
+            Some(original) if original.sha256 == found.sha256 => Manifest::Original,
+            Some(_) if self.sharing.as_deref() == Some(found.sha256.as_str()) => Manifest::Sharing,
+            Some(_) => Manifest::Foreign,
+        };
+        let foreign = self.memory.handed_over && manifest != Manifest::Sharing;
+        if foreign {
+            self.foreign = Some(ForeignManifest {
+                file: found.path.display().to_string(),
+                modified: found.modified.map(|at| at.to_string()).unwrap_or_default(),
+            });
+        }
+        self.last_manifest = Some((found.path.clone(), manifest));
+        manifest
+    }
+
+    fn steered(&mut self, listening: &HashSet<u64>, now: Instant) -> Steered {
+        let Some((steering, group, since)) = &mut self.steered else { return Steered::No };
+        if group.is_disjoint(listening) {
+            // the group is gone, and the program with it
+            self.steered = None;
+            return Steered::No;
+        }
+        group.clone_from(listening);
+        match steering {
+            Steering::Hold { .. } => Steered::Hold,
+            Steering::Switch => Steered::Switch(now.saturating_duration_since(*since)),
+        }
+    }
+
+    fn prove(&self, pid: u32, port: u16) -> bool {
+        let Some(endpoint) = self.endpoint else { return false };
+        let probe = Probe {
+            address: SocketAddr::new(endpoint.probe_address(), port),
+            path: "/readyz".into(),
+            pids: vec![pid],
+            timeout: Duration::from_secs(2),
+        };
+        probe::run(&probe).is_ok()
+    }
+
+    fn verdict(&self) -> Verdict {
+        Verdict::parse(&std::fs::read_to_string(self.files.verdict()).unwrap_or_default())
+    }
+
+    /// Carries an action out.
+    ///
+    /// # Errors
+    /// Says what could not be done; the world is as it was, or the same action finishes it.
+    pub fn perform(&mut self, action: Action, look: &Look) -> io::Result<()> {
+        match action {
+            Action::Nothing => Ok(()),
+            Action::SaveOriginal => self.save_original(),
+            Action::Share => self.share(look),
+            Action::Hold => self.steer(look, None),
+            Action::Switch => self.steer(look, Some(Steering::Switch)),
+            Action::Go => {
+                self.handing_since = Some(look.at);
+                self.give_verdict(Verdict::Go)
+            }
+            Action::Wait => self.give_verdict(Verdict::Wait),
+            Action::RemoveManifest => self.remove_manifest(look),
+            Action::NoteHandedOver => self.remember(Memory { handed_over: true, ..self.memory.clone() }),
+            Action::PutFallback => {
+                self.handing_since = Some(look.at);
+                let bytes = std::fs::read(self.files.fallback())?;
+                files::write(&self.fallback_path(), &bytes, Attributes::mode(0o600))
+            }
+            Action::RemoveFallback => files::remove(&self.fallback_path()),
+            Action::PutOriginal => self.put_original(look),
+            Action::PutOriginalAgain => {
+                files::remove(&self.original_path()?)?;
+                // the kubelet must see that it is away: it forgets the Pod that it refused
+                std::thread::sleep(Duration::from_secs(2));
+                self.put_original(look)
+            }
+            Action::PutSharing => self.put_sharing(look),
+            Action::Abort => {
+                self.give_verdict(Verdict::Wait)?;
+                let given_up = Some(self.memory.desired);
+                self.remember(Memory { desired: Desired::Static, given_up, ..self.memory.clone() })
+            }
+        }
+    }
+
+    fn save_original(&mut self) -> io::Result<()> {
+        let (path, _) = self.last_manifest.clone().ok_or_else(|| io::Error::other("there is no manifest to save"))?;
+        let bytes = std::fs::read(&path)?;
+        let variants = variants::build(self.component, &bytes).map_err(io::Error::other)?;
+        let original = files::metadata(&path, sha256_hex(&bytes))?;
+        // the metadata comes last: only with it the original counts as saved
+        files::remove(&self.files.original_metadata())?;
+        files::write(&self.files.fallback(), variants.fallback.as_bytes(), Attributes::mode(0o600))?;
+        files::write(&self.files.original(), &bytes, Attributes::mode(0o600))?;
+        write_json(&self.files.original_metadata(), &original)?;
+        self.original = Some(original);
+        self.sharing = Some(sha256_hex(variants.sharing.as_bytes()));
+        self.endpoint = Some(variants.endpoint);
+        Ok(())
+    }
+
+    fn load_variants(&mut self) -> io::Result<()> {
+        if self.original.is_some() {
+            let bytes = std::fs::read(self.files.original())?;
+            let variants = variants::build(self.component, &bytes).map_err(io::Error::other)?;
+            self.sharing = Some(sha256_hex(variants.sharing.as_bytes()));
+            self.endpoint = Some(variants.endpoint);
+        }
+        Ok(())
+    }
+
+    fn port(&self) -> u16 {
+        self.endpoint.map_or(self.component.default_port(), |endpoint| endpoint.port)
+    }
+
+    fn share(&self, look: &Look) -> io::Result<()> {
+        let processes = look.found.components.iter().filter(|process| process.component == self.component);
+        for process in processes {
+            ports::share(process.pid, self.port()).map_err(|error| io::Error::other(describe(&error)))?;
+        }
+        Ok(())
+    }
+
+    fn steer(&mut self, look: &Look, steering: Option<Steering>) -> io::Result<()> {
+        let component = self.component;
+        ports::steer(self.port(), |listener| steering.unwrap_or_else(|| hold(component, listener.address)))
+            .map_err(|error| io::Error::other(describe(&error)))?;
+        let group = look.table.on_port(self.port()).map(|listener| listener.inode).collect();
+        self.steered = Some((steering.unwrap_or(Steering::Hold { own: None }), group, look.at));
+        Ok(())
+    }
+
+    fn give_verdict(&self, verdict: Verdict) -> io::Result<()> {
+        files::write(&self.files.verdict(), verdict.file_content().as_bytes(), Attributes::mode(0o644))
+    }
+
+    fn remove_manifest(&mut self, look: &Look) -> io::Result<()> {
+        let path = self.original_path()?;
+        let saved = self.original_sha256().unwrap_or_default();
+        // somebody may have written it since the last look: what is not saved is not removed
+        if sha256_hex(&std::fs::read(&path)?) != saved || sha256_hex(&std::fs::read(self.files.original())?) != saved {
+            return Err(io::Error::other(format!("{} has just been changed by somebody else", path.display())));
+        }
+        files::remove(&path)?;
+        self.handing_since = Some(look.at);
+        self.remember(Memory { handed_over: true, error: None, ..self.memory.clone() })
+    }
+
+    fn put_original(&mut self, look: &Look) -> io::Result<()> {
+        let original = self.original.clone().ok_or_else(|| io::Error::other("no original manifest is saved"))?;
+        let bytes = std::fs::read(self.files.original())?;
+        if sha256_hex(&bytes) != original.sha256 {
+            return Err(io::Error::other(format!("{} is damaged: its SHA-256 is not the saved one", self.files.original().display())));
+        }
+        files::write(&self.original_path()?, &bytes, Attributes::of(&original))?;
+        self.handing_since = Some(look.at);
+        self.remember(Memory { handed_over: false, ..self.memory.clone() })
+    }
+
+    fn put_sharing(&mut self, look: &Look) -> io::Result<()> {
+        let original = self.original.clone().ok_or_else(|| io::Error::other("no original manifest is saved"))?;
+        let bytes = std::fs::read(self.files.original())?;
+        let variants = variants::build(self.component, &bytes).map_err(io::Error::other)?;
+        let attributes = Attributes { modified: None, ..Attributes::of(&original) };
+        files::write(&self.original_path()?, variants.sharing.as_bytes(), attributes)?;
+        self.handing_since = Some(look.at);
+        self.remember(Memory { handed_over: false, ..self.memory.clone() })
+    }
+
+    fn original_path(&self) -> io::Result<PathBuf> {
+        let original = self.original.as_ref().ok_or_else(|| io::Error::other("no original manifest is saved"))?;
+        Ok(self.manifests.join(&original.file_name))
+    }
+
+    fn fallback_path(&self) -> PathBuf {
+        self.manifests.join(fallback_file_name(self.component))
+    }
+
+    fn remember(&mut self, memory: Memory) -> io::Result<()> {
+        write_json(&self.files.memory(), &memory)?;
+        self.memory = memory;
+        Ok(())
+    }
+}
+
+/// What is to be remembered of a new wish; `None` when nothing changes.
+fn wish(memory: &Memory, stated: Option<Desired>) -> Option<Memory> {
+    let given_up = memory.given_up.filter(|given_up| Some(*given_up) == stated);
+    let desired = if given_up.is_some() { memory.desired } else { stated.unwrap_or(memory.desired) };
+    if given_up == memory.given_up && desired == memory.desired {
+        return None;
+    }
+    // the error of an attempt is told until the next one begins
+    let error = memory.error.clone().filter(|_| desired == memory.desired);
+    Some(Memory { desired, given_up, error, ..memory.clone() })
+}
+
+fn owns_any(pid: u32, inodes: &HashSet<u64>) -> bool {
+    !inodes.is_empty()
+        && Processes::new(Path::new("/proc"))
+            .sockets(pid)
+            .is_ok_and(|sockets| sockets.into_iter().any(|(_, inode)| inodes.contains(&inode)))
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged: {error}", path.display()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{} cannot be read: {error}", path.display()))),
+    }
+}
+
+fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
+    let mut bytes = serde_json::to_vec_pretty(value).map_err(io::Error::other)?;
+    bytes.push(b'\n');
+    files::write(path, &bytes, Attributes::mode(0o600))
+}
+
+/// A component's manifest in the manifest directory.
+#[derive(Clone, Debug)]
+pub struct FoundManifest {
+    /// Whose.
+    pub component: Component,
+    /// Its path.
+    pub path: PathBuf,
+    /// SHA-256 of its bytes.
+    pub sha256: String,
+    /// When it was last changed.
+    pub modified: Option<jiff::Timestamp>,
+    /// Where the component will listen.
+    pub endpoint: Option<Endpoint>,
+}
+
+/// What lies in the manifest directory.
+#[derive(Clone, Debug, Default)]
+pub struct Manifests {
+    /// Components' manifests that are not our fallbacks.
+    pub found: Vec<FoundManifest>,
+    /// Components of which our fallback lies there.
+    pub ours: HashSet<Component>,
+}
+
+impl Manifests {
+    fn find(&self, component: Component) -> Option<&FoundManifest> {
+        self.found.iter().find(|manifest| manifest.component == component)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Desired::{SelfHosted, Static};
+
+    #[test]
+    fn a_wish_that_was_given_up_waits_until_it_is_stated_anew() {
+        let memory = |desired, given_up| Memory { desired, given_up, ..Memory::default() };
+        for (before, stated, after) in [
+            (memory(Static, None), Some(SelfHosted), Some(memory(SelfHosted, None))),
+            (memory(SelfHosted, None), Some(SelfHosted), None),
+            (memory(SelfHosted, None), None, None), // an absent annotation means: as the disk says
+            (memory(Static, Some(SelfHosted)), Some(SelfHosted), None),
+            (memory(Static, Some(SelfHosted)), None, Some(memory(Static, None))),
+            (memory(Static, Some(SelfHosted)), Some(Static), Some(memory(Static, None))),
+        ] {
+            assert_eq!(wish(&before, stated), after, "{before:?} {stated:?}");
+        }
+    }
+}
