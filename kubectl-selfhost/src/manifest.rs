@@ -157,14 +157,10 @@ pub fn parse(bytes: &[u8]) -> Result<Value, ParseError> {
     const CORRECT: &str = "write one Pod into the file, or move it out of the manifest directory";
     let document = |what: String| FieldError::new("document", what, CORRECT);
     let text = std::str::from_utf8(bytes).map_err(|error| document(format!("is not UTF-8 text: {error}")))?;
-    if text.trim().is_empty() {
-        return Err(document("the file is empty".to_owned()));
-    }
-    let value: Value = if text.trim_start().starts_with('{') {
-        serde_json::from_str(text).map_err(|error| document(format!("is no complete JSON: {error}")))?
-    } else {
-        shared::yaml::first_document(text).map_err(|error| document(format!("is no readable YAML: {error}")))?
-    };
+    let value = shared::yaml::first_document(text).map_err(|error| match error {
+        shared::yaml::Error::Empty => document("the file is empty, or holds nothing but comments".to_owned()),
+        error => document(format!("cannot be read: {error}")),
+    })?;
     check_pod(&value)?;
     Ok(value)
 }

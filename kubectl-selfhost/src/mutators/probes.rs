@@ -331,7 +331,7 @@ mod tests {
             startup(
                 KubeApiserver,
                 &["--secure-port", "7443", "--bind-address=::"],
-                json!({}),
+                &json!({}),
                 Mode::Gap
             ),
             "kube-apiserver --port 7443 --path /readyz --address 127.0.0.1 --no-steer"

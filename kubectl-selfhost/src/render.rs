@@ -1,0 +1,206 @@
+//! Plans as text for people, and DaemonSets as YAML.
+
+use serde_json::Value;
+
+use crate::plan::{Change, ComponentPlan, ComponentState, Gap, Plan};
+
+/// Colours, or none.
+#[derive(Clone, Copy, Debug)]
+struct Palette {
+    color: bool,
+}
+
+impl Palette {
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.color {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+    fn bold(self, text: &str) -> String {
+        self.paint("1", text)
+    }
+    fn dim(self, text: &str) -> String {
+        self.paint("2", text)
+    }
+    fn red(self, text: &str) -> String {
+        self.paint("31", text)
+    }
+    fn green(self, text: &str) -> String {
+        self.paint("32", text)
+    }
+    fn yellow(self, text: &str) -> String {
+        self.paint("33", text)
+    }
+}
+
+/// A plan as text of at most `width` columns, where no single word is longer; with colours by ANSI sequences if `color`.
+#[must_use]
+pub fn render_text(plan: &Plan, width: usize, color: bool) -> String {
+    let palette = Palette { color };
+    let mut lines = Vec::new();
+    for component in &plan.components {
+        render_component(component, width, palette, &mut lines);
+    }
+    for warning in &plan.warnings {
+        push_wrapped(&mut lines, "warning: ", warning, width, |text| palette.yellow(text));
+    }
+    if !plan.untouched.is_empty() {
+        push_wrapped(
+            &mut lines,
+            "left alone: ",
+            &plan.untouched.join(", "),
+            width,
+            str::to_owned,
+        );
+    }
+    if plan.refusals.is_empty() {
+        lines.push(summary(plan));
+    } else {
+        let count = match plan.refusals.len() {
+            1 => "One thing forbids the conversion, and nothing is changed:".to_owned(),
+            count => format!("{count} things forbid the conversion, and nothing is changed:"),
+        };
+        lines.push(palette.bold(&count));
+        for refusal in &plan.refusals {
+            push_wrapped(&mut lines, "  ", &refusal.object, width, |text| palette.red(text));
+            push_wrapped(&mut lines, "    ", &refusal.what, width, str::to_owned);
+            push_wrapped(&mut lines, "    hint: ", &refusal.remedy, width, |text| {
+                palette.dim(text)
+            });
+        }
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+fn summary(plan: &Plan) -> String {
+    match plan
+        .components
+        .iter()
+        .filter(|component| component.daemon_set.is_some())
+        .count()
+    {
+        0 => "Nothing to do.".to_owned(),
+        1 => format!("1 component to convert, expected gap: {}.", plan.expected_gap().name()),
+        count => format!(
+            "{count} components to convert, expected gap: {}.",
+            plan.expected_gap().name()
+        ),
+    }
+}
+
+fn render_component(component: &ComponentPlan, width: usize, palette: Palette, lines: &mut Vec<String>) {
+    let name = component.component.name();
+    if component.daemon_set.is_none() {
+        lines.push(format!(
+            "{}: {}, nothing to do",
+            palette.bold(name),
+            component.state.name()
+        ));
+        lines.push(String::new());
+        return;
+    }
+    let goal = ComponentState::SelfHosted.name();
+    let file = component
+        .manifest
+        .as_deref()
+        .map(|file| format!(" ({file})"))
+        .unwrap_or_default();
+    lines.push(format!(
+        "{}{file}: {} -> {goal}",
+        palette.bold(name),
+        component.state.name()
+    ));
+    if component.expected_gap != Gap::None {
+        push_wrapped(
+            lines,
+            "  expected gap: ",
+            component.expected_gap.name(),
+            width,
+            |text| palette.yellow(text),
+        );
+    }
+    for warning in &component.warnings {
+        push_wrapped(lines, "  warning: ", warning, width, |text| palette.yellow(text));
+    }
+    let mut last = "";
+    for change in &component.changes {
+        if change.mutator != last {
+            push_wrapped(lines, "  # ", change.reason, width, |text| palette.dim(text));
+            last = change.mutator;
+        }
+        render_change(change, palette, lines);
+    }
+    lines.push(String::new());
+}
+
+fn render_change(change: &Change, palette: Palette, lines: &mut Vec<String>) {
+    lines.push(format!("    {}", change.path));
+    if let Some(before) = &change.before {
+        lines.extend(
+            value_lines(before)
+                .iter()
+                .map(|line| palette.red(&format!("    - {line}"))),
+        );
+    }
+    if let Some(after) = &change.after {
+        lines.extend(
+            value_lines(after)
+                .iter()
+                .map(|line| palette.green(&format!("    + {line}"))),
+        );
+    }
+}
+
+/// A value as lines of YAML; a string stands as it is.
+fn value_lines(value: &Value) -> Vec<String> {
+    match value {
+        Value::String(text) if !text.is_empty() && !text.contains('\n') => vec![text.clone()],
+        Value::Array(_) | Value::Object(_) => match shared::yaml::to_string(value) {
+            Ok(yaml) => yaml.trim_end().lines().map(str::to_owned).collect(),
+            Err(_) => vec![value.to_string()],
+        },
+        _ => vec![value.to_string()],
+    }
+}
+
+/// Adds a text behind `prefix`, wrapped at blanks. What follows the first line is indented as far as the prefix, and the
+/// mark `#` is repeated.
+fn push_wrapped(lines: &mut Vec<String>, prefix: &str, text: &str, width: usize, paint: impl Fn(&str) -> String) {
+    let indent = if prefix.trim() == "#" {
+        prefix.to_owned()
+    } else {
+        " ".repeat(prefix.len())
+    };
+    let mut line = prefix.to_owned();
+    let mut empty = true;
+    for word in text.split_whitespace() {
+        if !empty && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push(paint(&line));
+            line.clone_from(&indent);
+            empty = true;
+        }
+        if !empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        empty = false;
+    }
+    lines.push(paint(&line));
+}
+
+/// The DaemonSets of a plan as a stream of YAML documents.
+///
+/// # Errors
+/// A value cannot be written as YAML, which no value read from YAML or JSON can cause.
+pub fn daemon_sets_yaml(plan: &Plan) -> shared::Result<String> {
+    let documents = plan
+        .components
+        .iter()
+        .filter_map(|component| component.daemon_set.as_ref())
+        .map(shared::yaml::to_string)
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(documents.join("---\n"))
+}
