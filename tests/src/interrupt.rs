@@ -1,0 +1,73 @@
+//! Ctrl-C and SIGTERM take down the labs of this process before it ends.
+
+use std::{
+    io::Write,
+    sync::{Mutex, Once, PoisonError, atomic::AtomicBool, atomic::Ordering},
+    thread,
+    time::Duration,
+};
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{lab, settings::Settings};
+
+static LABS: Mutex<Vec<Settings>> = Mutex::new(Vec::new());
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static HANDLER: Once = Once::new();
+
+/// From now on, a signal takes this lab down.
+pub fn protect(settings: &Settings) {
+    LABS.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(settings.clone());
+    HANDLER.call_once(|| {
+        thread::spawn(handle);
+    });
+}
+
+/// From now on, a signal leaves this lab alone.
+pub fn release(settings: &Settings) {
+    LABS.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .retain(|s| s.name != settings.name);
+}
+
+/// Blocks for ever once a signal has come: whoever would start something now must not, as it would outlive the clean-up.
+pub fn stop_here_when_interrupted() {
+    while INTERRUPTED.load(Ordering::SeqCst) && thread::current().name() != Some(HANDLER_NAME) {
+        thread::sleep(Duration::from_secs(1));
+    }
+}
+
+const HANDLER_NAME: &str = "interrupt";
+
+fn handle() {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return;
+    };
+    let received = runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        std::io::Result::Ok(())
+    });
+    if received.is_err() {
+        return;
+    }
+    INTERRUPTED.store(true, Ordering::SeqCst);
+    let labs = LABS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let clean = thread::Builder::new().name(HANDLER_NAME.to_owned()).spawn(move || {
+        for settings in &labs {
+            let mut err = std::io::stderr();
+            let _ = writeln!(err, "\ninterrupted: the lab {} goes down", settings.name);
+            if let Err(error) = lab::down(settings) {
+                let _ = writeln!(err, "error: {error}");
+            }
+        }
+    });
+    if let Ok(thread) = clean {
+        let _ = thread.join();
+    }
+    #[expect(clippy::exit, reason = "the main thread waits for ever by now")]
+    std::process::exit(130);
+}

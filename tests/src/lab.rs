@@ -1,0 +1,553 @@
+//! The harness: a cluster, what can be done with it, and the guard that always takes it down.
+
+use std::{
+    env, fs,
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    cache::{self, Built, say},
+    command::{self, Output, tail, wait_for},
+    error::{Context, Error, Result},
+    interrupt,
+    kubeadm::{self, Secrets},
+    meters::{EndpointsReport, LeadersReport, LoadReport, Meter, ProbeReport},
+    network,
+    node::Node,
+    packages,
+    settings::{Purpose, Settings},
+};
+
+/// How a cluster differs from kubeadm's defaults.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// Port of the apiservers.
+    pub port: u16,
+    /// More fields of kubeadm's `ClusterConfiguration` (v1beta4), as YAML at its top level: `apiServer: {extraArgs: ...}`.
+    pub cluster_configuration: String,
+    /// Files (path inside the node, content) that all nodes have before kubeadm runs, such as an audit policy.
+    pub files: Vec<(String, String)>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            port: 6443,
+            cluster_configuration: String::new(),
+            files: Vec::new(),
+        }
+    }
+}
+
+/// What is kept about a cluster beside its nodes' files.
+#[derive(Debug, Serialize, Deserialize)]
+struct State {
+    nodes: u8,
+    options: Options,
+}
+
+/// A cluster that runs. Dropped, it goes down with all that belongs to it, unless it was only opened or is to be kept.
+#[derive(Debug)]
+pub struct Lab {
+    settings: Settings,
+    built: Built,
+    nodes: u8,
+    options: Options,
+    guard: Option<Guard>,
+}
+
+/// Says that this process owns the lab.
+#[derive(Debug)]
+struct Guard {
+    _file: File,
+    _process: MutexGuard<'static, ()>,
+}
+
+/// Most nodes: their addresses follow each other, and memory ends before.
+const MOST_NODES: u8 = 9;
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+impl Lab {
+    /// A fresh cluster of `nodes` control-plane nodes for tests. Only one exists at a time: others wait for it, in this
+    /// process and in others.
+    ///
+    /// # Errors
+    /// Not root, something is missing on the machine, or the cluster does not come up.
+    pub fn up(nodes: u8, options: &Options) -> Result<Self> {
+        Self::guarded(Settings::from_env(Purpose::Tests)?, nodes, options)
+    }
+
+    /// As [`Lab::up`], with settings of one's own: for two labs side by side, or a demo.
+    ///
+    /// # Errors
+    /// As [`Lab::up`].
+    pub fn guarded(settings: Settings, nodes: u8, options: &Options) -> Result<Self> {
+        packages::require_root("start a lab")?;
+        let process = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = settings.state.with_extension("lock");
+        let what = || format!("lock {}", lock.display());
+        fs::create_dir_all(lock.parent().unwrap_or(&lock)).what(what)?;
+        let file = File::create(&lock).what(what)?;
+        if file.try_lock().is_err() {
+            say(&format!(
+                "waiting until another process is done with the lab {}",
+                settings.name
+            ));
+            file.lock().what(what)?;
+        }
+        interrupt::protect(&settings);
+        // What a killed process left.
+        down(&settings)?;
+        let mut lab = Self::create(settings, nodes, options)?;
+        lab.guard = Some(Guard {
+            _file: file,
+            _process: process,
+        });
+        Ok(lab)
+    }
+
+    /// A fresh cluster that stays up when this process ends.
+    ///
+    /// # Errors
+    /// It is up already, or as [`Lab::up`]. What was made so far is taken down again.
+    pub fn create(settings: Settings, nodes: u8, options: &Options) -> Result<Self> {
+        packages::require_root("start a lab")?;
+        if nodes == 0 || nodes > MOST_NODES {
+            return Err(Error::new(
+                format!("start a lab of {nodes} nodes"),
+                format!("from 1 to {MOST_NODES} are possible"),
+            ));
+        }
+        if !Node::all(&settings).is_empty() {
+            return Err(Error::new(format!("start the lab {}", settings.name), format!("it is up, or left over, in {}", settings.state.display()))
+                .hint("take it down first: cargo lab down; or have a second one beside it with SELFHOST_LAB_NAME and SELFHOST_LAB_SUBNET"));
+        }
+        let built = cache::ensure(&settings)?;
+        interrupt::protect(&settings);
+        let mut lab = Self {
+            settings,
+            built,
+            nodes,
+            options: options.clone(),
+            guard: None,
+        };
+        if let Err(error) = lab.build_cluster() {
+            lab.describe();
+            let clean = down(&lab.settings);
+            interrupt::release(&lab.settings);
+            return Err(match clean {
+                Ok(()) => error,
+                Err(e) => Error::new(error.what, format!("{}\nand the clean-up failed: {e}", error.why)),
+            });
+        }
+        lab.nodes = nodes;
+        Ok(lab)
+    }
+
+    /// Leaves the cluster up when this value is dropped.
+    pub fn keep(mut self) {
+        interrupt::release(&self.settings);
+        self.guard = None;
+    }
+
+    /// The cluster that is up. Dropping the value leaves it up.
+    ///
+    /// # Errors
+    /// None is up, or not root.
+    pub fn open(settings: Settings) -> Result<Self> {
+        packages::require_root("use a lab")?;
+        let file = settings.state.join("lab.json");
+        let text = fs::read_to_string(&file).map_err(|e| {
+            Error::new(
+                format!("use the lab {}", settings.name),
+                format!("no cluster is up: {}: {e}", file.display()),
+            )
+            .hint("make one: cargo lab up")
+        })?;
+        let State { nodes, options } = serde_json::from_str(&text).what(|| format!("read {}", file.display()))?;
+        let built = cache::ensure(&settings)?;
+        Ok(Self {
+            settings,
+            built,
+            nodes,
+            options,
+            guard: None,
+        })
+    }
+
+    fn build_cluster(&self) -> Result<()> {
+        let mut random = [0; 43];
+        File::open("/dev/urandom")
+            .and_then(|mut f| f.read_exact(&mut random))
+            .what(|| "read /dev/urandom".to_owned())?;
+        let secrets = Secrets::from_random(&random);
+        say("node 1: namespaces, containerd, images");
+        self.first_start(1)?;
+        say("node 1: kubeadm init");
+        let configuration = kubeadm::init_configuration(&self.settings, &self.built.version, &self.options, &secrets);
+        let skip = "--skip-phases=preflight,addon,show-join-command";
+        self.kubeadm(1, &configuration, &["init", skip, "--upload-certs"])?;
+        let admin = self.file(1, "/etc/kubernetes/admin.conf")?;
+        fs::copy(&admin, self.settings.admin_kubeconfig()).what(|| format!("copy {}", admin.display()))?;
+        for number in 2..=self.nodes {
+            say(&format!("node {number}: kubeadm join"));
+            self.first_start(number)?;
+            let configuration = kubeadm::join_configuration(&self.settings, number, &self.options, &secrets);
+            self.kubeadm(number, &configuration, &["join", "--skip-phases=preflight"])?;
+        }
+        say("waiting until all is ready");
+        self.wait_ready(Duration::from_secs(180))?;
+        let what = "make the ordinary user";
+        let mut user = Command::new(&self.built.labtool);
+        user.arg("user")
+            .arg("--admin")
+            .arg(self.settings.admin_kubeconfig())
+            .arg("--out")
+            .arg(self.settings.user_kubeconfig());
+        command::run(&mut user, what, Duration::from_secs(120))?.checked(what)?;
+        let state = State {
+            nodes: self.nodes,
+            options: self.options.clone(),
+        };
+        let file = self.settings.state.join("lab.json");
+        let text = serde_json::to_string(&state).what(|| "write the lab's state".to_owned())?;
+        fs::write(&file, text).what(|| format!("write {}", file.display()))
+    }
+
+    fn first_start(&self, number: u8) -> Result<()> {
+        self.node(number)?.start(&self.built)?;
+        for (path, content) in &self.options.files {
+            let to = self.file(number, path)?;
+            fs::create_dir_all(to.parent().unwrap_or(&to))
+                .and_then(|()| fs::write(&to, content))
+                .what(|| format!("write {}", to.display()))?;
+        }
+        Ok(())
+    }
+
+    fn kubeadm(&self, number: u8, configuration: &str, args: &[&str]) -> Result<()> {
+        let path = "/etc/kubernetes/kubeadm.yaml";
+        let file = self.file(number, path)?;
+        fs::write(&file, configuration).what(|| format!("write {}", file.display()))?;
+        let program = self.built.kubernetes.join("kubeadm").display().to_string();
+        let all = [&[program.as_str()], args, &["--config", path]].concat();
+        let what = format!("kubeadm {} on node {number}", args.first().unwrap_or(&""));
+        let output = command::run(
+            &mut self.node(number)?.command(&self.built, &all)?,
+            &what,
+            Duration::from_secs(300),
+        )?;
+        let log = self.node(number)?.directory().join("kubeadm.log");
+        fs::write(&log, format!("{}{}", output.stdout, output.stderr)).what(|| format!("write {}", log.display()))?;
+        output.checked(&what).map(|_| ())
+    }
+
+    /// Waits until every Node and every Pod of kube-system is ready, and all static Pods are there.
+    ///
+    /// # Errors
+    /// The deadline has passed, counted for each of the two.
+    pub fn wait_ready(&self, deadline: Duration) -> Result<()> {
+        let every = Duration::from_millis(500);
+        let nodes = usize::from(self.nodes);
+        wait_for("all Nodes to be Ready", deadline, every, || {
+            let template = r#"{range .items[*]}{range .status.conditions[?(@.type=="Ready")]}{.status} {end}{end}"#;
+            let o = self.kubectl(&["get", "nodes", "-o", &format!("jsonpath={template}")])?;
+            let ready = o.stdout.split_whitespace().filter(|s| *s == "True").count();
+            Ok(if ready == nodes {
+                Ok(())
+            } else {
+                Err(format!("{ready} of {nodes} are. {}", o.stderr.trim()))
+            })
+        })?;
+        wait_for("all Pods of kube-system to be Ready", deadline, every, || {
+            let template = r#"{range .items[*]}{.metadata.name}={range .status.conditions[?(@.type=="Ready")]}{.status}{end} {end}"#;
+            let o = self.kubectl(&[
+                "get",
+                "pods",
+                "-n",
+                "kube-system",
+                "-o",
+                &format!("jsonpath={template}"),
+            ])?;
+            let pods: Vec<_> = o.stdout.split_whitespace().collect();
+            let ready = pods.iter().filter(|p| p.ends_with("=True")).count();
+            let done = ready == pods.len() && ready >= 4 * nodes;
+            Ok(if done {
+                Ok(())
+            } else {
+                Err(format!(
+                    "{} of at least {}: {}",
+                    o.stderr.trim(),
+                    4 * nodes,
+                    pods.join(" ")
+                ))
+            })
+        })
+    }
+
+    /// Where the lab lives.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub fn built(&self) -> &Built {
+        &self.built
+    }
+
+    /// How many nodes it has.
+    #[must_use]
+    pub fn nodes(&self) -> u8 {
+        self.nodes
+    }
+
+    /// `https://ADDRESS:PORT` of every apiserver.
+    #[must_use]
+    pub fn servers(&self) -> Vec<String> {
+        (1..=self.nodes)
+            .map(|n| format!("https://{}:{}", self.settings.address(n), self.options.port))
+            .collect()
+    }
+
+    fn node(&self, number: u8) -> Result<Node<'_>> {
+        if number == 0 || number > self.nodes {
+            return Err(Error::new(
+                format!("use node {number}"),
+                format!("the lab has the nodes 1 to {}", self.nodes),
+            ));
+        }
+        Ok(Node::new(&self.settings, number))
+    }
+
+    /// Where a file of a node's private directories lies on the machine.
+    ///
+    /// # Errors
+    /// No such node, or the path is in none of its private directories.
+    pub fn file(&self, number: u8, path: impl AsRef<Path>) -> Result<PathBuf> {
+        self.node(number)?.file(path)
+    }
+
+    /// A command that runs inside a node as root, for callers that want its input and output for themselves.
+    ///
+    /// # Errors
+    /// No such node, or it is switched off.
+    pub fn command(&self, number: u8, args: &[&str]) -> Result<Command> {
+        self.node(number)?.command(&self.built, args)
+    }
+
+    /// Runs a command inside a node as root to its end, for at most 10 minutes. A command that fails is no error.
+    ///
+    /// # Errors
+    /// No such node, it is switched off, or the command does not end in time.
+    pub fn sh(&self, number: u8, args: &[&str]) -> Result<Output> {
+        self.node(number)?.run(&self.built, args, Duration::from_secs(600))
+    }
+
+    /// `kubectl` as administrator, not started yet.
+    #[must_use]
+    pub fn kubectl_command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(self.built.kubernetes.join("kubectl"));
+        command
+            .arg("--kubeconfig")
+            .arg(self.settings.admin_kubeconfig())
+            .args(args);
+        command
+    }
+
+    /// Runs `kubectl` as administrator to its end, for at most 5 minutes. A command that fails is no error.
+    ///
+    /// # Errors
+    /// It cannot be started or does not end in time.
+    pub fn kubectl(&self, args: &[&str]) -> Result<Output> {
+        command::run(
+            &mut self.kubectl_command(args),
+            &format!("kubectl {}", args.join(" ")),
+            Duration::from_secs(300),
+        )
+    }
+
+    /// Runs the plugin inside a node as root, as an administrator does who has logged in there.
+    ///
+    /// # Errors
+    /// The binary cannot be copied, or as [`Lab::sh`]. A plugin that fails is no error.
+    pub fn selfhost(&self, number: u8, binary: &Path, args: &[&str]) -> Result<Output> {
+        let path = self.install_selfhost(number, binary)?;
+        self.sh(number, &[&[path.as_str()], args].concat())
+    }
+
+    /// Puts the plugin onto a node, where it differs from what is there, and returns its path inside the node.
+    ///
+    /// # Errors
+    /// No such node, or the binary cannot be copied.
+    pub fn install_selfhost(&self, number: u8, binary: &Path) -> Result<String> {
+        let path = "/opt/selfhost/cli/kubectl-selfhost";
+        let to = self.file(number, path)?;
+        let what = || format!("copy {} to {}", binary.display(), to.display());
+        let new = fs::read(binary).what(what)?;
+        if fs::read(&to).ok().as_ref() != Some(&new) {
+            // Beside it and renamed: the old one may be running, and cannot be written then.
+            let beside = to.with_extension("new");
+            fs::create_dir_all(to.parent().unwrap_or(&to)).what(what)?;
+            fs::copy(binary, &beside).what(what)?;
+            fs::rename(&beside, &to).what(what)?;
+        }
+        Ok(path.to_owned())
+    }
+
+    /// Power off.
+    ///
+    /// # Errors
+    /// No such node, or its processes do not end.
+    pub fn halt(&self, number: u8) -> Result<()> {
+        self.node(number)?.halt()
+    }
+
+    /// Power on.
+    ///
+    /// # Errors
+    /// No such node, it runs, or cannot be started.
+    pub fn start(&self, number: u8) -> Result<()> {
+        self.node(number)?.start(&self.built)
+    }
+
+    /// Power off and on at once.
+    ///
+    /// # Errors
+    /// As [`Lab::halt`] and [`Lab::start`].
+    pub fn reboot(&self, number: u8) -> Result<()> {
+        self.halt(number)?;
+        self.start(number)
+    }
+
+    /// `labtool` with a meter, as the ordinary user, not started yet.
+    #[must_use]
+    pub fn meter_command(&self, name: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.built.labtool);
+        command
+            .arg(name)
+            .arg("--kubeconfig")
+            .arg(self.settings.user_kubeconfig())
+            .args(args);
+        command
+    }
+
+    /// Starts to send a request every 20 ms over new connections, to all apiservers in turn.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn probe(&self) -> Result<Meter<ProbeReport>> {
+        let servers = self.servers();
+        let args: Vec<_> = servers.iter().flat_map(|s| ["--server", s]).collect();
+        Meter::start("probe", self.meter_command("probe", &args))
+    }
+
+    /// Starts clients that keep their connections, half of them over HTTP/2 and half over HTTP/1.1, and watches.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn load(&self, clients: u8) -> Result<Meter<LoadReport>> {
+        Meter::start("load", self.meter_command("load", &["--clients", &clients.to_string()]))
+    }
+
+    /// Starts to watch the addresses of `default/kubernetes`.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn watch_endpoints(&self) -> Result<Meter<EndpointsReport>> {
+        Meter::start("watch-endpoints", self.meter_command("watch-endpoints", &[]))
+    }
+
+    /// Starts to watch the Leases of kube-scheduler and kube-controller-manager.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn watch_leaders(&self) -> Result<Meter<LeadersReport>> {
+        Meter::start("leader-gaps", self.meter_command("leader-gaps", &[]))
+    }
+
+    /// Writes what helps to understand a failure to standard error.
+    pub fn describe(&self) {
+        if self.settings.admin_kubeconfig().exists()
+            && let Ok(o) = self.kubectl(&["get", "pods", "-A", "-o", "wide", "--request-timeout=3s"])
+        {
+            say(&format!("Pods:\n{}{}", o.stdout, o.stderr));
+        }
+        for number in Node::all(&self.settings) {
+            for log in ["init.log", "kubeadm.log", "containerd.log", "kubelet.log"] {
+                let path = Node::new(&self.settings, number).directory().join(log);
+                if let Ok(text) = fs::read_to_string(&path) {
+                    say(&format!("end of {}:\n{}", path.display(), tail(&text, 15)));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if self.guard.is_none() {
+            return;
+        }
+        if thread::panicking() {
+            self.describe();
+        }
+        if env::var_os("SELFHOST_TEST_LAB_KEEP").is_some_and(|v| !v.is_empty()) {
+            say(&format!(
+                "kept for a look: export SELFHOST_LAB_NAME={} SELFHOST_LAB_SUBNET={} SELFHOST_LAB_DIR={}; cargo lab kubectl get pods -A; cargo lab down",
+                self.settings.name,
+                self.settings.subnet,
+                self.settings.state.display()
+            ));
+        } else if let Err(error) = down(&self.settings) {
+            say(&format!("error: {error}"));
+        }
+        interrupt::release(&self.settings);
+    }
+}
+
+/// Takes down whatever there is of a lab: processes, mounts, network, cgroups, files. Nothing is fine too.
+///
+/// # Errors
+/// Not root, or something cannot be removed.
+pub fn down(settings: &Settings) -> Result<()> {
+    packages::require_root("take a lab down")?;
+    for number in Node::all(settings) {
+        Node::new(settings, number).halt()?;
+    }
+    network::remove(settings)?;
+    if let Some(mount) = mounts_below(&settings.state).first() {
+        return Err(Error::new(
+            format!("remove {}", settings.state.display()),
+            format!("{mount} is still mounted"),
+        )
+        .hint("find out who mounted it, and unmount it (umount), then try again"));
+    }
+    match fs::remove_dir_all(&settings.state) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).what(|| format!("remove {}", settings.state.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Mount points below a directory, in this process's view.
+#[must_use]
+pub fn mounts_below(directory: &Path) -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+    points
+        .filter(|point| Path::new(point).starts_with(directory))
+        .map(str::to_owned)
+        .collect()
+}
