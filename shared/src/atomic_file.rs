@@ -35,17 +35,24 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 /// # Errors
 /// See [`write`].
 pub fn write_as(path: &Path, bytes: &[u8], mode: u32, owner: Option<Owner>) -> io::Result<()> {
+    replace(path, mode, |file| {
+        file.write_all(bytes)?;
+        set_owner_and_mode(file, mode, owner)
+    })
+}
+
+fn replace(path: &Path, mode: u32, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         Some(_) => Path::new("."),
         None => return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path names no file")),
     };
     let (mut file, temporary) = create_temporary(directory, path, mode)?;
-    file.write_all(bytes)?;
-    set_owner_and_mode(&file, mode, owner)?;
+    fill(&mut file)?;
     file.sync_all()?;
     drop(file);
     fs::rename(&temporary.0, path)?;
+    // It has its real name now.
     std::mem::forget(temporary);
     sync_directory(directory)
 }
@@ -84,7 +91,11 @@ fn create_temporary(directory: &Path, path: &Path, mode: u32) -> io::Result<(Fil
     for _ in 0..100 {
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);
-        hidden.push(format!(".{}-{}.tmp", process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
+        hidden.push(format!(
+            ".{}-{}.tmp",
+            process::id(),
+            COUNTER.fetch_add(1, Ordering::Relaxed)
+        ));
         let candidate = directory.join(hidden);
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
@@ -95,7 +106,10 @@ fn create_temporary(directory: &Path, path: &Path, mode: u32) -> io::Result<(Fil
             Err(error) => return Err(error),
         }
     }
-    Err(io::Error::new(io::ErrorKind::AlreadyExists, "too many temporary files beside it"))
+    Err(io::Error::new(
+        io::ErrorKind::AlreadyExists,
+        "too many temporary files beside it",
+    ))
 }
 
 /// From the first moment nobody else can read it: the content may be a key.
@@ -132,15 +146,18 @@ fn sync_directory(_: &Path) -> io::Result<()> {
     Ok(())
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
 
     fn names(directory: &Path) -> Vec<String> {
-        let mut names: Vec<String> =
-            fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> = fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -170,7 +187,10 @@ mod tests {
         assert_ne!(fs::metadata(&path).unwrap().ino(), inode);
         let mut seen = String::new();
         io::Read::read_to_string(&mut old, &mut seen).unwrap();
-        assert_eq!(seen, "a longer first content", "a reader that has it open still sees the old bytes");
+        assert_eq!(
+            seen, "a longer first content",
+            "a reader that has it open still sees the old bytes"
+        );
         assert_eq!(names(directory.path()), ["a.yaml"]);
     }
 
@@ -186,16 +206,60 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_leaves_the_old_file_and_no_temporary() {
+    fn a_failure_half_way_leaves_the_old_file_and_no_temporary() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.yaml");
         fs::write(&path, "old").unwrap();
-        // A chown to nobody's mapped ID fails for all but root; root sees the same path through a read-only owner change.
-        let forbidden = Owner { user: u32::MAX - 1, group: u32::MAX - 1 };
-        if write_as(&path, b"new", 0o600, Some(forbidden)).is_err() {
-            assert_eq!(fs::read(&path).unwrap(), b"old");
-        }
+        let error = replace(&path, 0o600, |file| {
+            file.write_all(b"ne")?;
+            assert_eq!(
+                names(directory.path()).len(),
+                2,
+                "the new content lies beside the old file"
+            );
+            Err(io::ErrorKind::StorageFull.into())
+        })
+        .unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(names(directory.path()), ["a.yaml"]);
+    }
+
+    #[test]
+    fn while_it_is_written_nobody_else_can_read_it() {
+        let directory = tempfile::tempdir().unwrap();
+        replace(&directory.path().join("key"), 0o644, |file| {
+            let metadata = file.metadata()?;
+            assert_eq!(metadata.mode() & 0o077, 0);
+            assert!(names(directory.path())[0].starts_with(".key."));
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn readers_see_the_old_or_the_new_bytes_and_nothing_between() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.yaml");
+        write(&path, &[b'0'; 100_000], 0o600).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut reads = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let bytes = fs::read(&path).unwrap();
+                    assert_eq!(bytes.len(), 100_000);
+                    assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+                    reads += 1;
+                }
+                reads
+            });
+            for round in 0..20u8 {
+                write(&path, &[b'0' + round; 100_000], 0o600).unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(reader.join().unwrap() > 0);
+        });
     }
 
     #[test]
@@ -213,9 +277,21 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a");
         let own = fs::metadata(directory.path()).unwrap();
-        write_as(&path, b"x", 0o640, Some(Owner { user: own.uid(), group: own.gid() })).unwrap();
+        write_as(
+            &path,
+            b"x",
+            0o640,
+            Some(Owner {
+                user: own.uid(),
+                group: own.gid(),
+            }),
+        )
+        .unwrap();
         let metadata = fs::metadata(&path).unwrap();
-        assert_eq!((metadata.uid(), metadata.gid(), metadata.mode() & 0o7777), (own.uid(), own.gid(), 0o640));
+        assert_eq!(
+            (metadata.uid(), metadata.gid(), metadata.mode() & 0o7777),
+            (own.uid(), own.gid(), 0o640)
+        );
     }
 
     #[test]

@@ -80,7 +80,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     fn of(kind: Kind, what: String) -> Self {
-        Self(Box::new(Inner { kind, cause: Cause::Other, what, why: Vec::new(), hints: Vec::new() }))
+        Self(Box::new(Inner {
+            kind,
+            cause: Cause::Other,
+            what,
+            why: Vec::new(),
+            hints: Vec::new(),
+        }))
     }
 
     /// Something was tried and did not work.
@@ -292,7 +298,12 @@ mod tests {
 
     #[test]
     fn exit_codes_follow_the_kind() {
-        let cases = [(Error::new("a"), 1), (Error::refused("a"), 1), (Error::usage("a"), 2), (Error::interrupted("a"), 130)];
+        let cases = [
+            (Error::new("a"), 1),
+            (Error::refused("a"), 1),
+            (Error::usage("a"), 2),
+            (Error::interrupted("a"), 130),
+        ];
         for (error, code) in cases {
             assert_eq!(error.exit_code(), code, "{:?}", error.kind());
         }
@@ -300,7 +311,10 @@ mod tests {
 
     #[test]
     fn context_pushes_the_old_what_in_front_of_the_reasons() {
-        let error = Error::usage("bad field").because("not a number").hint("write 1").context("cannot read a.yaml");
+        let error = Error::usage("bad field")
+            .because("not a number")
+            .hint("write 1")
+            .context("cannot read a.yaml");
         assert_eq!(error.what(), "cannot read a.yaml");
         assert_eq!(error.why(), ["bad field", "not a number"]);
         assert_eq!(error.hints(), ["write 1"]);
@@ -326,7 +340,9 @@ mod tests {
 
     #[test]
     fn context_explains_errors_of_the_client() {
-        let status = kube::core::Status::failure("pods \"a\" not found", "NotFound").with_code(404).boxed();
+        let status = kube::core::Status::failure("pods \"a\" not found", "NotFound")
+            .with_code(404)
+            .boxed();
         let error = Context::context(Err::<(), _>(kube::Error::Api(status)), "cannot get Pod a").unwrap_err();
         assert!(error.is_not_found());
         assert!(!error.to_string().contains("Status {"), "{error}");

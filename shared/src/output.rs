@@ -107,11 +107,19 @@ mod tests {
     }
 
     fn shown(format: OutputFormat) -> String {
-        render(format, &[Item { name: "yes", ready: true }], None, |wide| {
-            let mut table = Table::new(if wide { vec!["name", "ready"] } else { vec!["name"] });
-            table.row(["yes", "true"]);
-            table
-        })
+        render(
+            format,
+            &[Item {
+                name: "yes",
+                ready: true,
+            }],
+            None,
+            |wide| {
+                let mut table = Table::new(if wide { vec!["name", "ready"] } else { vec!["name"] });
+                table.row(["yes", "true"]);
+                table
+            },
+        )
         .unwrap()
     }
 
@@ -119,7 +127,10 @@ mod tests {
     fn each_format_shows_the_same_value() {
         assert_eq!(shown(OutputFormat::Table), "NAME\nyes\n");
         assert_eq!(shown(OutputFormat::Wide), "NAME   READY\nyes    true\n");
-        assert_eq!(shown(OutputFormat::Json), "[\n  {\n    \"name\": \"yes\",\n    \"ready\": true\n  }\n]");
+        assert_eq!(
+            shown(OutputFormat::Json),
+            "[\n  {\n    \"name\": \"yes\",\n    \"ready\": true\n  }\n]"
+        );
         assert_eq!(shown(OutputFormat::Yaml), "- name: \"yes\"\n  ready: true\n");
     }
 
@@ -145,15 +156,27 @@ mod tests {
             let command = Command::try_parse_from(&arguments).unwrap();
             assert_eq!(command.dry_run.dry_run, expected, "{arguments:?}");
         }
-        assert_eq!(Command::try_parse_from(["c", "--dry-run", "server"]).unwrap().rest, ["server"]);
+        assert_eq!(
+            Command::try_parse_from(["c", "--dry-run", "server"]).unwrap().rest,
+            ["server"]
+        );
         assert!(Command::try_parse_from(["c", "--dry-run=yes"]).is_err());
     }
 
     #[test]
     fn the_output_flag_takes_the_formats_and_nothing_else() {
-        assert_eq!(Command::try_parse_from(["c", "-o", "json"]).unwrap().output.output, OutputFormat::Json);
-        assert_eq!(Command::try_parse_from(["c", "-oyaml"]).unwrap().output.output, OutputFormat::Yaml);
-        assert_eq!(Command::try_parse_from(["c"]).unwrap().output.output, OutputFormat::Table);
+        assert_eq!(
+            Command::try_parse_from(["c", "-o", "json"]).unwrap().output.output,
+            OutputFormat::Json
+        );
+        assert_eq!(
+            Command::try_parse_from(["c", "-oyaml"]).unwrap().output.output,
+            OutputFormat::Yaml
+        );
+        assert_eq!(
+            Command::try_parse_from(["c"]).unwrap().output.output,
+            OutputFormat::Table
+        );
         assert!(Command::try_parse_from(["c", "-o", "xml"]).is_err());
     }
 }

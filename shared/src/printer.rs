@@ -30,10 +30,24 @@ pub enum ColorChoice {
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct ConsoleFlags {
     /// When to use colour
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t, global = true, help_heading = "Global options")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        default_value_t,
+        global = true,
+        help_heading = "Global options"
+    )]
     pub color: ColorChoice,
     /// How much to tell about what is done: 0 the results, 1 also the number of requests to the API, 6 each request
-    #[arg(short = 'v', long = "v", value_name = "LEVEL", default_value_t, global = true, help_heading = "Global options")]
+    #[arg(
+        short = 'v',
+        long = "v",
+        value_name = "LEVEL",
+        default_value_t,
+        global = true,
+        help_heading = "Global options"
+    )]
     pub verbosity: u8,
 }
 
@@ -58,7 +72,10 @@ struct Inner {
 
 impl fmt::Debug for Printer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Printer").field("color_stderr", &self.0.color_stderr).finish_non_exhaustive()
+        formatter
+            .debug_struct("Printer")
+            .field("color_stderr", &self.0.color_stderr)
+            .finish_non_exhaustive()
     }
 }
 
@@ -143,12 +160,20 @@ impl Printer {
 
     /// `warning: …` on stderr.
     pub fn warning(&self, text: impl AsRef<str>) {
-        self.message(&format!("{} {}", self.label("warning:", Color::Yellow), printable(text.as_ref())));
+        self.message(&format!(
+            "{} {}",
+            self.label("warning:", Color::Yellow),
+            printable(text.as_ref())
+        ));
     }
 
     /// `hint: …` on stderr.
     pub fn hint(&self, text: impl AsRef<str>) {
-        self.message(&format!("{} {}", self.label("hint:", Color::Cyan), printable(text.as_ref())));
+        self.message(&format!(
+            "{} {}",
+            self.label("hint:", Color::Cyan),
+            printable(text.as_ref())
+        ));
     }
 
     /// The whole error on stderr: what, why, hints.
@@ -196,7 +221,9 @@ impl Printer {
         if !self.0.stdout_is_terminal {
             return None;
         }
-        console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns))
+        console::Term::stdout()
+            .size_checked()
+            .map(|(_, columns)| usize::from(columns))
     }
 
     /// Tells the printer which bars are on the screen, so that messages step in front of them. `None` when they are gone.
@@ -252,7 +279,11 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     if text.chars().all(harmless) {
         return Cow::Borrowed(text);
     }
-    Cow::Owned(text.chars().map(|character| if harmless(character) { character } else { '\u{fffd}' }).collect())
+    Cow::Owned(
+        text.chars()
+            .map(|character| if harmless(character) { character } else { '\u{fffd}' })
+            .collect(),
+    )
 }
 
 #[cfg(test)]
@@ -281,7 +312,11 @@ pub(crate) mod tests {
 
     pub(crate) fn captured(color: bool) -> (Printer, Buffer, Buffer) {
         let (stdout, stderr) = (Buffer::default(), Buffer::default());
-        (Printer::with_writers(Box::new(stdout.clone()), Box::new(stderr.clone()), color), stdout, stderr)
+        (
+            Printer::with_writers(Box::new(stdout.clone()), Box::new(stderr.clone()), color),
+            stdout,
+            stderr,
+        )
     }
 
     struct Failing(io::ErrorKind);
@@ -309,7 +344,12 @@ pub(crate) mod tests {
     #[test]
     fn an_error_shows_what_why_and_hints_without_colour() {
         let (printer, stdout, stderr) = captured(false);
-        printer.error(&Error::new("cannot convert").because("node a is not ready").because("disk\nfull").hint("free it"));
+        printer.error(
+            &Error::new("cannot convert")
+                .because("node a is not ready")
+                .because("disk\nfull")
+                .hint("free it"),
+        );
         assert_eq!(stdout.text(), "");
         assert_eq!(
             stderr.text(),
@@ -327,7 +367,11 @@ pub(crate) mod tests {
 
     #[test]
     fn a_reader_that_went_away_is_no_error() {
-        let printer = Printer::with_writers(Box::new(Failing(io::ErrorKind::BrokenPipe)), Box::new(io::sink()), false);
+        let printer = Printer::with_writers(
+            Box::new(Failing(io::ErrorKind::BrokenPipe)),
+            Box::new(io::sink()),
+            false,
+        );
         assert!(!printer.stdout_closed());
         printer.data("one").unwrap();
         assert!(printer.stdout_closed());
@@ -336,7 +380,11 @@ pub(crate) mod tests {
 
     #[test]
     fn a_full_disk_is_an_error() {
-        let printer = Printer::with_writers(Box::new(Failing(io::ErrorKind::StorageFull)), Box::new(io::sink()), false);
+        let printer = Printer::with_writers(
+            Box::new(Failing(io::ErrorKind::StorageFull)),
+            Box::new(io::sink()),
+            false,
+        );
         let error = printer.data("one").unwrap_err();
         assert_eq!(error.what(), "cannot write the output");
         assert!(!printer.stdout_closed());

@@ -16,7 +16,13 @@ impl Table {
     /// A table with these column headers, shown in upper case.
     #[must_use]
     pub fn new<S: AsRef<str>>(headers: impl IntoIterator<Item = S>) -> Self {
-        Self { headers: headers.into_iter().map(|header| header.as_ref().to_uppercase()).collect(), rows: Vec::new() }
+        Self {
+            headers: headers
+                .into_iter()
+                .map(|header| header.as_ref().to_uppercase())
+                .collect(),
+            rows: Vec::new(),
+        }
     }
 
     /// Adds a row. A cell that is empty or missing is shown as `<none>`; cells beyond the headers are not shown.
@@ -39,7 +45,11 @@ impl Table {
     pub fn render(&self, width: Option<usize>) -> String {
         let last = self.headers.len().saturating_sub(1);
         let rows: Vec<Vec<String>> = self.rows.iter().map(|row| self.shown(row)).collect();
-        let mut widths: Vec<usize> = self.headers.iter().map(|header| console::measure_text_width(header)).collect();
+        let mut widths: Vec<usize> = self
+            .headers
+            .iter()
+            .map(|header| console::measure_text_width(header))
+            .collect();
         for row in &rows {
             for (width, cell) in widths.iter_mut().zip(row) {
                 *width = (*width).max(console::measure_text_width(cell));
@@ -47,7 +57,10 @@ impl Table {
         }
         let before: usize = widths.iter().take(last).map(|width| width + GAP).sum();
         let room = width.map(|width| {
-            let header = self.headers.last().map_or(0, |header| console::measure_text_width(header));
+            let header = self
+                .headers
+                .last()
+                .map_or(0, |header| console::measure_text_width(header));
             width.saturating_sub(before).max(header)
         });
 
@@ -86,7 +99,10 @@ mod tests {
 
     fn table() -> Table {
         let mut table = Table::new(["node", "component", "message"]);
-        table.row(["cp-1", "kube-apiserver", "ready"]).row(["control-plane-2", "", "two\nlines"]).row(["ü-3"]);
+        table
+            .row(["cp-1", "kube-apiserver", "ready"])
+            .row(["control-plane-2", "", "two\nlines"])
+            .row(["ü-3"]);
         table
     }
 

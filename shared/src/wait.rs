@@ -34,7 +34,9 @@ pub async fn until<T>(
 ) -> Result<T> {
     let start = Instant::now();
     // Beyond what the clock can hold there is no deadline; a year is as good.
-    let end = start.checked_add(deadline).unwrap_or(start + Duration::from_secs(365 * 24 * 3600));
+    let end = start
+        .checked_add(deadline)
+        .unwrap_or(start + Duration::from_secs(365 * 24 * 3600));
     let mut seen: Option<String> = None;
     loop {
         let looked_at = Instant::now();
@@ -70,8 +72,7 @@ pub async fn until<T>(
 }
 
 fn timed_out(what: &str, deadline: Duration, seen: Option<&str>) -> Error {
-    let error =
-        Error::new(format!("gave up after {} waiting for {what}", short(deadline))).with_cause(Cause::TimedOut);
+    let error = Error::new(format!("gave up after {} waiting for {what}", short(deadline))).with_cause(Cause::TimedOut);
     match seen {
         Some(seen) => error.because(format!("last seen: {seen}")),
         None => error,
@@ -98,9 +99,13 @@ pub fn short(duration: Duration) -> String {
         0 => format!("{}ms", duration.as_millis()),
         1..60 => {
             let tenths = duration.subsec_millis() / 100;
-            if tenths == 0 { format!("{seconds}s") } else { format!("{seconds}.{tenths}s") }
+            if tenths == 0 {
+                format!("{seconds}s")
+            } else {
+                format!("{seconds}.{tenths}s")
+            }
         }
-        60..3600 if seconds % 60 == 0 => format!("{}m", seconds / 60),
+        60..3600 if seconds.is_multiple_of(60) => format!("{}m", seconds / 60),
         60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
         _ => format!("{}h{:02}m", seconds / 3600, seconds % 3600 / 60),
     }
@@ -117,17 +122,29 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_there_is_returned_at_once() {
         let start = Instant::now();
-        let value = until("x", SECOND, SECOND, |_| {}, async || Ok(Poll::Ready(7))).await.unwrap();
+        let value = until("x", SECOND, SECOND, |_| {}, async || Ok(Poll::Ready(7)))
+            .await
+            .unwrap();
         assert_eq!((value, start.elapsed()), (7, Duration::ZERO));
     }
 
     #[tokio::test(start_paused = true)]
     async fn it_looks_again_and_tells_what_it_sees() {
         let (looks, seen, start) = (Cell::new(0), RefCell::new(Vec::new()), Instant::now());
-        let value = until("x", 10 * SECOND, SECOND, |now| seen.borrow_mut().push(now.to_owned()), async || {
-            looks.set(looks.get() + 1);
-            Ok(if looks.get() < 4 { Poll::Pending(format!("look {}", looks.get())) } else { Poll::Ready(()) })
-        })
+        let value = until(
+            "x",
+            10 * SECOND,
+            SECOND,
+            |now| seen.borrow_mut().push(now.to_owned()),
+            async || {
+                looks.set(looks.get() + 1);
+                Ok(if looks.get() < 4 {
+                    Poll::Pending(format!("look {}", looks.get()))
+                } else {
+                    Poll::Ready(())
+                })
+            },
+        )
         .await;
         assert!(value.is_ok());
         assert_eq!(*seen.borrow(), ["look 1", "look 2", "look 3"]);
@@ -137,29 +154,56 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_deadline_names_what_was_waited_for_and_what_was_seen() {
         let start = Instant::now();
-        let error =
-            until::<()>("Pod a to be ready", 90 * SECOND, SECOND, |_| {}, async || Ok(Poll::Pending("ImagePullBackOff".into())))
-                .await
-                .unwrap_err();
-        assert_eq!(error.to_string(), "gave up after 1m30s waiting for Pod a to be ready: last seen: ImagePullBackOff");
+        let error = until::<()>(
+            "Pod a to be ready",
+            90 * SECOND,
+            SECOND,
+            |_| {},
+            async || Ok(Poll::Pending("ImagePullBackOff".into())),
+        )
+        .await
+        .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "gave up after 1m30s waiting for Pod a to be ready: last seen: ImagePullBackOff"
+        );
         assert_eq!(error.cause(), Cause::TimedOut);
-        assert!(start.elapsed() <= 90 * SECOND && start.elapsed() > 89 * SECOND, "{:?}", start.elapsed());
+        assert!(
+            start.elapsed() <= 90 * SECOND && start.elapsed() > 89 * SECOND,
+            "{:?}",
+            start.elapsed()
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_look_that_hangs_does_not_outlive_the_deadline() {
         let start = Instant::now();
-        let error = until::<()>("x", 5 * SECOND, SECOND, |_| {}, async || std::future::pending().await).await.unwrap_err();
-        assert_eq!(error.to_string(), "gave up after 5s waiting for x: last seen: no answer");
+        let error = until::<()>("x", 5 * SECOND, SECOND, |_| {}, async || std::future::pending().await)
+            .await
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "gave up after 5s waiting for x: last seen: no answer"
+        );
         assert_eq!(start.elapsed(), 5 * SECOND);
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_comes_at_the_last_moment_is_found() {
         let start = Instant::now();
-        let value = until("x", 10 * SECOND, 7 * SECOND, |_| {}, async || {
-            Ok(if start.elapsed() > 9 * SECOND { Poll::Ready(1) } else { Poll::Pending("no".into()) })
-        })
+        let value = until(
+            "x",
+            10 * SECOND,
+            7 * SECOND,
+            |_| {},
+            async || {
+                Ok(if start.elapsed() > 9 * SECOND {
+                    Poll::Ready(1)
+                } else {
+                    Poll::Pending("no".into())
+                })
+            },
+        )
         .await
         .unwrap();
         assert_eq!(value, 1);
@@ -168,14 +212,26 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_error_ends_the_wait_unless_it_is_tolerated() {
         let refused = || Error::new("connection refused").with_cause(Cause::Unreachable);
-        let error = until::<()>("x", SECOND, SECOND, |_| {}, async || Err(refused())).await.unwrap_err();
+        let error = until::<()>("x", SECOND, SECOND, |_| {}, async || Err(refused()))
+            .await
+            .unwrap_err();
         assert_eq!(error.to_string(), "connection refused");
 
         let looks = Cell::new(0);
-        let value = until("x", 10 * SECOND, SECOND, |_| {}, async || {
-            looks.set(looks.get() + 1);
-            tolerate(if looks.get() < 3 { Err(refused()) } else { Ok(Poll::Ready(looks.get())) })
-        })
+        let value = until(
+            "x",
+            10 * SECOND,
+            SECOND,
+            |_| {},
+            async || {
+                looks.set(looks.get() + 1);
+                tolerate(if looks.get() < 3 {
+                    Err(refused())
+                } else {
+                    Ok(Poll::Ready(looks.get()))
+                })
+            },
+        )
         .await
         .unwrap();
         assert_eq!(value, 3);
@@ -184,7 +240,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn no_deadline_is_too_long_for_the_clock() {
-        let value = until("x", Duration::MAX, SECOND, |_| {}, async || Ok(Poll::Ready(1))).await.unwrap();
+        let value = until("x", Duration::MAX, SECOND, |_| {}, async || Ok(Poll::Ready(1)))
+            .await
+            .unwrap();
         assert_eq!(value, 1);
     }
 

@@ -98,7 +98,10 @@ pub fn ambiguous_keys(value: &Value) -> Vec<String> {
             Value::Object(map) => {
                 for (key, inner) in map {
                     let path = format!("{path}/{}", key.replace('~', "~0").replace('/', "~1"));
-                    if matches!(key.to_ascii_lowercase().as_str(), "y" | "n" | "yes" | "no" | "on" | "off") {
+                    if matches!(
+                        key.to_ascii_lowercase().as_str(),
+                        "y" | "n" | "yes" | "no" | "on" | "off"
+                    ) {
                         found.push(path.clone());
                     }
                     walk(inner, &path, found);
@@ -150,7 +153,11 @@ fn split(text: &str) -> Vec<Document> {
         match marker {
             Some("---") => {
                 if begun {
-                    documents.push(Document { start, end: position, lines_before });
+                    documents.push(Document {
+                        start,
+                        end: position,
+                        lines_before,
+                    });
                     start = position;
                     lines_before = index;
                 }
@@ -158,7 +165,11 @@ fn split(text: &str) -> Vec<Document> {
             }
             Some(_) => {
                 if begun {
-                    documents.push(Document { start, end: position, lines_before });
+                    documents.push(Document {
+                        start,
+                        end: position,
+                        lines_before,
+                    });
                 }
                 start = end;
                 lines_before = index + 1;
@@ -172,7 +183,11 @@ fn split(text: &str) -> Vec<Document> {
         position = end;
     }
     if begun {
-        documents.push(Document { start, end: position, lines_before });
+        documents.push(Document {
+            start,
+            end: position,
+            lines_before,
+        });
     }
     documents
 }
@@ -191,10 +206,16 @@ fn yaml(text: &str, document: &Document) -> Result<Value, Error> {
         Err(error) => {
             let (line, column) = error.location().map_or((0, 0), |at| (at.line() + before, at.column()));
             Err(match error {
-                serde_saphyr::Error::DuplicateMappingKey { key, .. } => {
-                    Error::DuplicateKey { key: key.unwrap_or_default(), line, column }
-                }
-                other => Error::Syntax { message: without_position(&other.to_string()), line, column },
+                serde_saphyr::Error::DuplicateMappingKey { key, .. } => Error::DuplicateKey {
+                    key: key.unwrap_or_default(),
+                    line,
+                    column,
+                },
+                other => Error::Syntax {
+                    message: without_position(&other.to_string()),
+                    line,
+                    column,
+                },
             })
         }
     }
@@ -207,19 +228,34 @@ fn without_position(message: &str) -> String {
         Some(position) => &message[..position],
         None => message,
     };
-    message.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+    message
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .trim_start_matches("error: ")
+        .to_owned()
 }
 
 fn json(text: &str) -> Result<Value, Error> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    let result = UniqueKeys.deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| value));
+    let result = UniqueKeys
+        .deserialize(&mut deserializer)
+        .and_then(|value| deserializer.end().map(|()| value));
     result.map_err(|error| {
         let (line, column) = (error.line() as u64, error.column() as u64);
         let message = error.to_string();
         let message = message.split(" at line ").next().unwrap_or_default();
         match message.strip_prefix(DUPLICATE) {
-            Some(key) => Error::DuplicateKey { key: key.to_owned(), line, column },
-            None => Error::Syntax { message: format!("as JSON: {message}"), line, column },
+            Some(key) => Error::DuplicateKey {
+                key: key.to_owned(),
+                line,
+                column,
+            },
+            None => Error::Syntax {
+                message: format!("as JSON: {message}"),
+                line,
+                column,
+            },
         }
     })
 }

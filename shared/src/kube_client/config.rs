@@ -91,7 +91,8 @@ pub fn resolve(flags: &KubeFlags, defaults: &Defaults, environment: &Environment
 fn read(flags: &KubeFlags, defaults: &Defaults, environment: &Environment) -> Result<(Source, Kubeconfig)> {
     if let Some(path) = &flags.kubeconfig {
         let config = read_file(path)?.ok_or_else(|| {
-            Error::usage(format!("--kubeconfig: {} is not there", path.display())).hint("give the path of a kubeconfig file")
+            Error::usage(format!("--kubeconfig: {} is not there", path.display()))
+                .hint("give the path of a kubeconfig file")
         })?;
         return Ok((Source::Flag(path.clone()), config));
     }
@@ -107,8 +108,9 @@ fn read(flags: &KubeFlags, defaults: &Defaults, environment: &Environment) -> Re
             if let Some(next) = read_file(path)? {
                 let merged = match found {
                     None => next,
-                    Some(merged) => Kubeconfig::merge(merged, next)
-                        .map_err(|error| config_error(&error).context(format!("{}: cannot be merged", path.display())))?,
+                    Some(merged) => Kubeconfig::merge(merged, next).map_err(|error| {
+                        config_error(&error).context(format!("{}: cannot be merged", path.display()))
+                    })?,
                 };
                 found = Some(merged);
             }
@@ -150,7 +152,11 @@ fn read_file(path: &Path) -> Result<Option<Kubeconfig>> {
         Err(KubeconfigError::ReadConfig(error, _)) => {
             let denied = error.kind() == io::ErrorKind::PermissionDenied;
             let result = Error::usage(format!("kubeconfig {} cannot be read", path.display())).because(error);
-            Err(if denied { result.hint("run it as a user who may read the file, for example with sudo") } else { result })
+            Err(if denied {
+                result.hint("run it as a user who may read the file, for example with sudo")
+            } else {
+                result
+            })
         }
         Err(error) => Err(config_error(&error).context(format!("kubeconfig {} cannot be used", path.display()))),
     }
@@ -160,7 +166,9 @@ fn config_error(error: &KubeconfigError) -> Error {
     match error {
         KubeconfigError::Parse(inner) => {
             let inner = inner.without_snippet();
-            let place = inner.location().map_or_else(String::new, |at| format!("line {}, column {}: ", at.line(), at.column()));
+            let place = inner.location().map_or_else(String::new, |at| {
+                format!("line {}, column {}: ", at.line(), at.column())
+            });
             let text = inner.to_string();
             Error::usage(format!("{place}{}", text.lines().next().unwrap_or_default()))
         }
@@ -191,7 +199,9 @@ fn choose(flags: &KubeFlags, source: &Source, kubeconfig: &Kubeconfig) -> Result
         })
         .transpose()?;
 
-    let cluster_name = nonempty(&flags.cluster).or_else(|| named.map(|context| context.cluster.clone())).filter(|name| !name.is_empty());
+    let cluster_name = nonempty(&flags.cluster)
+        .or_else(|| named.map(|context| context.cluster.clone()))
+        .filter(|name| !name.is_empty());
     let cluster = match cluster_name {
         Some(name) => {
             let found = kubeconfig.clusters.iter().find(|entry| entry.name == name);
@@ -203,7 +213,8 @@ fn choose(flags: &KubeFlags, source: &Source, kubeconfig: &Kubeconfig) -> Result
         None if flags.server.is_some() => ClusterEntry::default(),
         None => {
             let known: Vec<&str> = kubeconfig.contexts.iter().map(|entry| entry.name.as_str()).collect();
-            return Err(Error::usage(format!("{} sets no current context", source.describe())).hint(one_of("--context", &known)));
+            return Err(Error::usage(format!("{} sets no current context", source.describe()))
+                .hint(one_of("--context", &known)));
         }
     };
 
@@ -215,7 +226,9 @@ fn choose(flags: &KubeFlags, source: &Source, kubeconfig: &Kubeconfig) -> Result
             // client-go goes on as nobody where the context names an unknown user; a flag is a mistake.
             None if flags.user.is_some() => {
                 let known: Vec<&str> = kubeconfig.auth_infos.iter().map(|entry| entry.name.as_str()).collect();
-                return Err(Error::usage(format!("{} has no user {name:?}", source.describe())).hint(one_of("--user", &known)));
+                return Err(
+                    Error::usage(format!("{} has no user {name:?}", source.describe())).hint(one_of("--user", &known))
+                );
             }
             None => {}
         }
@@ -226,7 +239,12 @@ fn choose(flags: &KubeFlags, source: &Source, kubeconfig: &Kubeconfig) -> Result
         .unwrap_or_else(|| "default".to_owned());
     let cluster = with_cluster_flags(flags, cluster)?;
     let user = with_user_flags(flags, user)?;
-    Ok(Chosen { context: context_name, namespace, cluster, user })
+    Ok(Chosen {
+        context: context_name,
+        namespace,
+        cluster,
+        user,
+    })
 }
 
 fn one_of(flag: &str, known: &[&str]) -> String {
@@ -238,20 +256,27 @@ fn one_of(flag: &str, known: &[&str]) -> String {
 }
 
 fn path_text(flag: &str, path: &Path) -> Result<String> {
-    path.to_str().map(str::to_owned).ok_or_else(|| Error::usage(format!("{flag}: {} is not UTF-8", path.display())))
+    path.to_str()
+        .map(str::to_owned)
+        .ok_or_else(|| Error::usage(format!("{flag}: {} is not UTF-8", path.display())))
 }
 
 fn with_cluster_flags(flags: &KubeFlags, mut cluster: ClusterEntry) -> Result<ClusterEntry> {
     if flags.insecure_skip_tls_verify && flags.certificate_authority.is_some() {
-        return Err(Error::usage("--certificate-authority and --insecure-skip-tls-verify exclude each other")
-            .hint("leave one of them away"));
+        return Err(
+            Error::usage("--certificate-authority and --insecure-skip-tls-verify exclude each other")
+                .hint("leave one of them away"),
+        );
     }
     // A flag for one of them takes the place of all three, as in client-go: else both would be set.
     if flags.insecure_skip_tls_verify || flags.certificate_authority.is_some() {
         cluster.insecure_skip_tls_verify = Some(flags.insecure_skip_tls_verify);
         cluster.certificate_authority_data = None;
-        cluster.certificate_authority =
-            flags.certificate_authority.as_deref().map(|path| path_text("--certificate-authority", path)).transpose()?;
+        cluster.certificate_authority = flags
+            .certificate_authority
+            .as_deref()
+            .map(|path| path_text("--certificate-authority", path))
+            .transpose()?;
     }
     // The name in the kubeconfig belongs to the server in the kubeconfig.
     if flags.tls_server_name.is_some() || flags.server.is_some() {
@@ -297,7 +322,11 @@ fn with_user_flags(flags: &KubeFlags, mut user: AuthInfo) -> Result<AuthInfo> {
     if !flags.impersonate_groups.is_empty() {
         user.impersonate_groups = Some(flags.impersonate_groups.clone());
     }
-    let more = user.impersonate_uid.is_some() || user.impersonate_groups.as_ref().is_some_and(|groups| !groups.is_empty());
+    let more = user.impersonate_uid.is_some()
+        || user
+            .impersonate_groups
+            .as_ref()
+            .is_some_and(|groups| !groups.is_empty());
     if more && user.impersonate.as_ref().is_none_or(String::is_empty) {
         return Err(Error::usage("--as-uid and --as-group need --as").hint("add --as USER"));
     }
@@ -311,17 +340,24 @@ fn settings(
     source: &Source,
     chosen: Chosen,
 ) -> Result<Settings> {
-    let Chosen { context, namespace, cluster, user } = chosen;
+    let Chosen {
+        context,
+        namespace,
+        cluster,
+        user,
+    } = chosen;
     let of_cluster = |error: Error| error.context(format!("the cluster in {} cannot be used", source.describe()));
 
     let roots = roots(&cluster).map_err(of_cluster)?;
     let insecure = cluster.insecure_skip_tls_verify.unwrap_or(false);
     if insecure && roots.is_some() {
         return Err(of_cluster(
-            Error::usage("a certificate authority together with insecure-skip-tls-verify").hint("remove one of the two fields"),
+            Error::usage("a certificate authority together with insecure-skip-tls-verify")
+                .hint("remove one of the two fields"),
         ));
     }
-    let uses_tls = insecure || roots.is_some() || user.client_certificate.is_some() || user.client_certificate_data.is_some();
+    let uses_tls =
+        insecure || roots.is_some() || user.client_certificate.is_some() || user.client_certificate_data.is_some();
     let url = server_url(cluster.server.as_deref().unwrap_or_default(), uses_tls).map_err(of_cluster)?;
 
     let mut config = kube::Config::new(url);
@@ -345,13 +381,19 @@ fn settings(
     {
         config.headers.push((USER_AGENT, value));
     }
-    Ok(Settings { config, context, request_timeout: flags.request_timeout.unwrap_or(Duration::from_secs(30)) })
+    Ok(Settings {
+        config,
+        context,
+        request_timeout: flags.request_timeout.unwrap_or(Duration::from_secs(30)),
+    })
 }
 
 /// client-go's `DefaultServerURL`: without a scheme it is `https` where anything says TLS, else `http`.
 fn server_url(server: &str, uses_tls: bool) -> Result<Uri> {
     let wrong = |why: &str| {
-        Error::usage(format!("server {server:?} is not an address")).because(why).hint("write it as https://HOST:PORT")
+        Error::usage(format!("server {server:?} is not an address"))
+            .because(why)
+            .hint("write it as https://HOST:PORT")
     };
     if server.is_empty() {
         return Err(Error::usage("it names no server").hint("set the field server, or give --server https://HOST:PORT"));
@@ -361,7 +403,9 @@ fn server_url(server: &str, uses_tls: bool) -> Result<Uri> {
         (false, true) => format!("https://{server}"),
         (false, false) => format!("http://{server}"),
     };
-    let uri: Uri = with_scheme.parse().map_err(|error: http::uri::InvalidUri| wrong(&error.to_string()))?;
+    let uri: Uri = with_scheme
+        .parse()
+        .map_err(|error: http::uri::InvalidUri| wrong(&error.to_string()))?;
     match uri.scheme_str() {
         Some("http" | "https") if uri.host().is_some_and(|host| !host.is_empty()) => Ok(uri),
         Some("http" | "https") => Err(wrong("it has no host")),
@@ -374,18 +418,27 @@ fn roots(cluster: &ClusterEntry) -> Result<Option<Vec<Vec<u8>>>> {
     // kube loads file or base64 through this conversion, for credential plugins.
     let loaded = ExecAuthCluster::try_from(&ClusterEntry {
         certificate_authority: cluster.certificate_authority.clone().filter(|path| !path.is_empty()),
-        certificate_authority_data: cluster.certificate_authority_data.clone().filter(|data| !data.is_empty()),
+        certificate_authority_data: cluster
+            .certificate_authority_data
+            .clone()
+            .filter(|data| !data.is_empty()),
         ..ClusterEntry::default()
     })
     .map_err(|error| config_error(&error).context("certificate-authority or certificate-authority-data"))?;
-    let Some(pem) = loaded.certificate_authority_data else { return Ok(None) };
+    let Some(pem) = loaded.certificate_authority_data else {
+        return Ok(None);
+    };
     let certificates: Vec<Vec<u8>> = CertificateDer::pem_slice_iter(&pem)
         .map(|certificate| certificate.map(|certificate| certificate.to_vec()))
         .collect::<Result<_, _>>()
-        .map_err(|error| Error::usage("certificate-authority or certificate-authority-data is not PEM").because(error))?;
+        .map_err(|error| {
+            Error::usage("certificate-authority or certificate-authority-data is not PEM").because(error)
+        })?;
     if certificates.is_empty() {
-        return Err(Error::usage("certificate-authority or certificate-authority-data holds no certificate")
-            .hint("it has to contain BEGIN CERTIFICATE"));
+        return Err(
+            Error::usage("certificate-authority or certificate-authority-data holds no certificate")
+                .hint("it has to contain BEGIN CERTIFICATE"),
+        );
     }
     Ok(Some(certificates))
 }

@@ -67,7 +67,9 @@ pub fn is_already_exists(error: &kube::Error) -> bool {
 
 fn explain_status(status: &Status) -> Error {
     let message = if status.message.is_empty() {
-        format!("the API server answered {} {}", status.code, status.reason).trim_end().to_owned()
+        format!("the API server answered {} {}", status.code, status.reason)
+            .trim_end()
+            .to_owned()
     } else {
         status.message.clone()
     };
@@ -78,27 +80,43 @@ fn explain_status(status: &Status) -> Error {
         _ if status.is_not_found() => Cause::NotFound,
         _ if status.is_forbidden() => Cause::Forbidden,
         _ if status.is_invalid() => Cause::Invalid,
-        400 | 413 => Cause::Invalid,
+        // Proxies answer without a reason that Kubernetes knows.
+        400 | 413 | 422 => Cause::Invalid,
         401 => Cause::Unauthorized,
+        403 => Cause::Forbidden,
+        404 => Cause::NotFound,
         408 => Cause::TimedOut,
+        409 => Cause::Conflict,
         429 | 500.. => Cause::Unavailable,
         _ => Cause::Other,
     };
     let repeated = |text: &str| status.message.contains(text);
     for inner in status.details.iter().flat_map(|details| &details.causes) {
         if !inner.message.is_empty() && !repeated(&inner.message) {
-            let field = if inner.field.is_empty() { String::new() } else { format!("{}: ", inner.field) };
+            let field = if inner.field.is_empty() {
+                String::new()
+            } else {
+                format!("{}: ", inner.field)
+            };
             error = error.because(format!("{field}{}", inner.message));
         }
     }
     let hint = match cause {
-        Cause::Unauthorized => Some("the credentials are missing, expired or not for this cluster: log in again, or choose --context"),
-        Cause::Forbidden => Some("ask the cluster's administrator for this permission; kubectl auth can-i --list shows what you have"),
-        Cause::Conflict => Some("somebody else changed or owns it: look at it with kubectl get -o yaml --show-managed-fields, then run this again"),
+        Cause::Unauthorized => {
+            Some("the credentials are missing, expired or not for this cluster: log in again, or choose --context")
+        }
+        Cause::Forbidden => {
+            Some("ask the cluster's administrator for this permission; kubectl auth can-i --list shows what you have")
+        }
+        Cause::Conflict => Some(
+            "somebody else changed or owns it: look at it with kubectl get -o yaml --show-managed-fields, then run this again",
+        ),
         Cause::AlreadyExists => Some("look at what is there with kubectl get -o yaml before it is removed or renamed"),
         Cause::Unavailable if status.code == 429 => Some("the API server is overloaded: try again in a moment"),
         Cause::Unavailable => Some("the API server, etcd or a webhook has trouble: look at their logs, then try again"),
-        Cause::NotFound if status.reason.is_empty() || status.message.contains("could not find the requested resource") => {
+        Cause::NotFound
+            if status.reason.is_empty() || status.message.contains("could not find the requested resource") =>
+        {
             Some("the API server does not know this kind: is it the right cluster and version?")
         }
         _ => None,
@@ -115,16 +133,21 @@ fn explain_transport(error: &(dyn StdError + 'static)) -> Error {
     let mut link = Some(error);
     let mut last = error;
     let mut name_not_found = false;
+    // What the kind of an io::Error around something else says, where nothing deeper says more.
+    let mut outer = None;
     while let Some(current) = link {
         if let Some(tls) = current.downcast_ref::<rustls::Error>() {
             return explain_tls(tls);
         }
-        if let Some(inner) = current.downcast_ref::<io::Error>() {
-            // An io::Error hides what it wraps from `source`.
-            if let Some(tls) = inner.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-                return explain_tls(tls);
+        if let Some(io_error) = current.downcast_ref::<io::Error>() {
+            // An io::Error hides what it wraps from `source`, and connectors wrap one in the other.
+            if let Some(wrapped) = io_error.get_ref() {
+                outer = outer.or_else(|| explain_io(io_error));
+                last = current;
+                link = Some(wrapped);
+                continue;
             }
-            if let Some(explained) = explain_io(inner) {
+            if let Some(explained) = explain_io(io_error) {
                 return explained;
             }
         }
@@ -140,6 +163,9 @@ fn explain_transport(error: &(dyn StdError + 'static)) -> Error {
             .because(last)
             .hint("check the server's address in the kubeconfig, and the name resolution of this machine")
             .with_cause(Cause::Unreachable);
+    }
+    if let Some(explained) = outer {
+        return explained;
     }
     Error::new("the connection broke")
         .because(last)
@@ -174,7 +200,11 @@ fn explain_io(error: &io::Error) -> Option<Error> {
     };
     let explained = Error::new(what).hint(hint).with_cause(cause);
     let text = error.to_string();
-    Some(if text.to_lowercase().contains(what) { explained } else { explained.because(text) })
+    Some(if text.to_lowercase().contains(what) {
+        explained
+    } else {
+        explained.because(text)
+    })
 }
 
 fn explain_tls(error: &rustls::Error) -> Error {
@@ -197,7 +227,10 @@ fn explain_tls(error: &rustls::Error) -> Error {
                 "the server's certificate is not valid yet",
                 "check the clocks of this machine and of the server",
             ),
-            _ => ("the server's certificate is not accepted", "look at it with openssl s_client -connect HOST:PORT"),
+            _ => (
+                "the server's certificate is not accepted",
+                "look at it with openssl s_client -connect HOST:PORT",
+            ),
         },
         rustls::Error::AlertReceived(_) => (
             "the server refused the TLS connection",
@@ -207,9 +240,15 @@ fn explain_tls(error: &rustls::Error) -> Error {
             "the server does not speak TLS",
             "check scheme and port of the server's address: is it http:// rather than https://?",
         ),
-        _ => ("the TLS connection failed", "look at it with openssl s_client -connect HOST:PORT"),
+        _ => (
+            "the TLS connection failed",
+            "look at it with openssl s_client -connect HOST:PORT",
+        ),
     };
-    Error::new(what).because(error).hint(hint).with_cause(Cause::Certificate)
+    Error::new(what)
+        .because(error)
+        .hint(hint)
+        .with_cause(Cause::Certificate)
 }
 
 fn innermost<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 'static) {

@@ -104,7 +104,10 @@ impl KubeFlags {
     ///
     /// # Errors
     /// When there is no usable configuration; the error names file, field and remedy.
-    #[allow(clippy::unused_async, reason = "reading credentials may become asynchronous; callers need not change then")]
+    #[allow(
+        clippy::unused_async,
+        reason = "reading credentials may become asynchronous; callers need not change then"
+    )]
     pub async fn connect(&self, defaults: &Defaults) -> Result<Cluster> {
         Cluster::new(resolve(self, defaults, &Environment::of_process())?)
     }
@@ -122,7 +125,9 @@ pub fn parse_timeout(text: &str) -> Result<Duration> {
     match duration {
         Some(Duration::ZERO) => Ok(Duration::MAX),
         Some(duration) => Ok(duration),
-        None => Err(Error::usage(format!("{text:?} is not a duration")).hint("write 10s, 2m or 1m30s; 0 means no limit")),
+        None => {
+            Err(Error::usage(format!("{text:?} is not a duration")).hint("write 10s, 2m or 1m30s; 0 means no limit"))
+        }
     }
 }
 
@@ -135,7 +140,9 @@ fn go_duration(text: &str) -> Option<Duration> {
     while !rest.is_empty() {
         let digits = rest.find(|character: char| !character.is_ascii_digit() && character != '.')?;
         let (number, tail) = rest.split_at(digits);
-        let unit_end = tail.find(|character: char| character.is_ascii_digit() || character == '.').unwrap_or(tail.len());
+        let unit_end = tail
+            .find(|character: char| character.is_ascii_digit() || character == '.')
+            .unwrap_or(tail.len());
         let (unit, after) = tail.split_at(unit_end);
         let seconds = match unit {
             "ns" => 1e-9,
@@ -205,7 +212,10 @@ mod tests {
 
     #[test]
     fn a_token_is_never_shown() {
-        let flags = KubeFlags { token: Some("secret-token".into()), ..Default::default() };
+        let flags = KubeFlags {
+            token: Some("secret-token".into()),
+            ..Default::default()
+        };
         assert!(!format!("{flags:?}").contains("secret-token"));
     }
 }

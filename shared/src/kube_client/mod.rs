@@ -65,7 +65,14 @@ impl Cluster {
     #[must_use]
     pub fn from_client(client: kube::Client, server: impl Into<String>, request_timeout: Duration) -> Self {
         let namespace = client.default_namespace().to_owned();
-        Self { client, server: server.into(), context: None, namespace, request_timeout, calls: Arc::default() }
+        Self {
+            client,
+            server: server.into(),
+            context: None,
+            namespace,
+            request_timeout,
+            calls: Arc::default(),
+        }
     }
 
     /// Connects nothing yet: prepares the client that the settings describe. A credential plugin (`exec`) runs now, and
@@ -74,12 +81,23 @@ impl Cluster {
     /// # Errors
     /// When certificates, keys or credentials cannot be read or used.
     pub fn new(settings: Settings) -> Result<Self> {
-        let Settings { config, context, request_timeout } = settings;
+        let Settings {
+            config,
+            context,
+            request_timeout,
+        } = settings;
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
         let namespace = config.default_namespace.clone();
         let client = kube::Client::try_from(config)
             .map_err(|error| explain(&error).context(format!("cannot prepare the connection to {server}")))?;
-        Ok(Self { client, server, context, namespace, request_timeout, calls: Arc::default() })
+        Ok(Self {
+            client,
+            server,
+            context,
+            namespace,
+            request_timeout,
+            calls: Arc::default(),
+        })
     }
 
     /// Awaits one request with the time-out, counts it, and explains its error.
@@ -101,7 +119,11 @@ impl Cluster {
                 Err(error.context(format!("cannot {what}")))
             }
             Err(_) => Err(Error::new(format!("cannot {what}"))
-                .because(format!("no answer from {} within {}", self.server, short(self.request_timeout)))
+                .because(format!(
+                    "no answer from {} within {}",
+                    self.server,
+                    short(self.request_timeout)
+                ))
                 .hint("see whether the API server is overloaded or restarting; --request-timeout allows more time")
                 .with_cause(Cause::TimedOut)),
         }

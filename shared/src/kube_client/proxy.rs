@@ -42,7 +42,11 @@ pub fn proxy_for(server: &Uri, proxy_url: Option<&str>, variables: &ProxyVariabl
         return Ok(Some(uri));
     }
     let https = server.scheme_str() == Some("https");
-    let (name, proxy) = if https { ("HTTPS_PROXY", &variables.https) } else { ("HTTP_PROXY", &variables.http) };
+    let (name, proxy) = if https {
+        ("HTTPS_PROXY", &variables.https)
+    } else {
+        ("HTTP_PROXY", &variables.http)
+    };
     let Some(proxy) = proxy else { return Ok(None) };
     let port = server.port_u16().unwrap_or(if https { 443 } else { 80 });
     let exceptions = variables.exceptions.as_deref().unwrap_or_default();
@@ -56,7 +60,11 @@ pub fn proxy_for(server: &Uri, proxy_url: Option<&str>, variables: &ProxyVariabl
 
 fn parse(proxy: &str) -> Result<Uri> {
     // `host:port` means `http://host:port`.
-    let with_scheme = if proxy.contains("://") { proxy.to_owned() } else { format!("http://{proxy}") };
+    let with_scheme = if proxy.contains("://") {
+        proxy.to_owned()
+    } else {
+        format!("http://{proxy}")
+    };
     let uri: Uri = with_scheme.parse().map_err(|error| {
         Error::usage(format!("{proxy:?} is not the address of a proxy"))
             .because(error)
@@ -64,8 +72,11 @@ fn parse(proxy: &str) -> Result<Uri> {
     })?;
     match uri.scheme_str() {
         Some("http" | "socks5") => Ok(uri),
-        scheme => Err(Error::usage(format!("{proxy:?}: proxies of the kind {:?} are not supported", scheme.unwrap_or_default()))
-            .hint("use a proxy at http://HOST:PORT or socks5://HOST:PORT")),
+        scheme => Err(Error::usage(format!(
+            "{proxy:?}: proxies of the kind {:?} are not supported",
+            scheme.unwrap_or_default()
+        ))
+        .hint("use a proxy at http://HOST:PORT or socks5://HOST:PORT")),
     }
 }
 
@@ -76,7 +87,9 @@ fn goes_through_proxy(host: &str, port: u16, exceptions: &str) -> bool {
     if host == "localhost" || address.is_some_and(|address| address.is_loopback()) {
         return false;
     }
-    !exceptions.split(',').any(|entry| excepted(&entry.trim().to_ascii_lowercase(), &host, address, port))
+    !exceptions
+        .split(',')
+        .any(|entry| excepted(&entry.trim().to_ascii_lowercase(), &host, address, port))
 }
 
 fn excepted(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool {
@@ -96,7 +109,10 @@ fn excepted(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool
     if let Ok(wanted) = name.parse::<IpAddr>() {
         return address.is_some_and(|address| address.to_canonical() == wanted.to_canonical());
     }
-    let name = name.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(name);
+    let name = name
+        .strip_prefix('*')
+        .filter(|rest| rest.starts_with('.'))
+        .unwrap_or(name);
     if name.is_empty() {
         return false;
     }
@@ -192,7 +208,11 @@ mod tests {
             ("https://[::1]:6443", "", false),
         ];
         for (server, exceptions, expected) in cases {
-            assert_eq!(through(server, exceptions), expected, "{server} with NO_PROXY={exceptions}");
+            assert_eq!(
+                through(server, exceptions),
+                expected,
+                "{server} with NO_PROXY={exceptions}"
+            );
         }
     }
 
@@ -211,19 +231,42 @@ mod tests {
 
     #[test]
     fn the_scheme_of_the_server_chooses_the_variable() {
-        let variables = ProxyVariables { http: Some("a:1".into()), https: Some("socks5://b:2".into()), exceptions: None };
-        let proxy = |server: &str| proxy_for(&server.parse().unwrap(), None, &variables).unwrap().unwrap().to_string();
+        let variables = ProxyVariables {
+            http: Some("a:1".into()),
+            https: Some("socks5://b:2".into()),
+            exceptions: None,
+        };
+        let proxy = |server: &str| {
+            proxy_for(&server.parse().unwrap(), None, &variables)
+                .unwrap()
+                .unwrap()
+                .to_string()
+        };
         assert_eq!(proxy("http://10.0.0.1:8080"), "http://a:1/");
         assert_eq!(proxy("https://10.0.0.1:6443"), "socks5://b:2/");
-        let none = ProxyVariables { https: None, ..variables };
-        assert_eq!(proxy_for(&"https://10.0.0.1".parse().unwrap(), None, &none).unwrap(), None);
+        let none = ProxyVariables {
+            https: None,
+            ..variables
+        };
+        assert_eq!(
+            proxy_for(&"https://10.0.0.1".parse().unwrap(), None, &none).unwrap(),
+            None
+        );
     }
 
     #[test]
     fn variables_are_read_upper_case_first_and_empty_means_not_set() {
-        let environment = [("HTTPS_PROXY", ""), ("https_proxy", "lower:1"), ("HTTP_PROXY", "upper:1"), ("http_proxy", "no")];
+        let environment = [
+            ("HTTPS_PROXY", ""),
+            ("https_proxy", "lower:1"),
+            ("HTTP_PROXY", "upper:1"),
+            ("http_proxy", "no"),
+        ];
         let variables = ProxyVariables::read(|name| {
-            environment.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            environment
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
         });
         assert_eq!(variables.https.as_deref(), Some("lower:1"));
         assert_eq!(variables.http.as_deref(), Some("upper:1"));
@@ -235,9 +278,15 @@ mod tests {
         let server: Uri = "https://10.0.0.1".parse().unwrap();
         let error = proxy_for(&server, Some("http://a b"), &ProxyVariables::default()).unwrap_err();
         assert!(error.what().contains("kubeconfig"), "{error}");
-        let variables = ProxyVariables { https: Some("https://p:1".into()), ..Default::default() };
+        let variables = ProxyVariables {
+            https: Some("https://p:1".into()),
+            ..Default::default()
+        };
         let error = proxy_for(&server, None, &variables).unwrap_err();
-        assert!(error.what().contains("HTTPS_PROXY") && error.to_string().contains("https"), "{error}");
+        assert!(
+            error.what().contains("HTTPS_PROXY") && error.to_string().contains("https"),
+            "{error}"
+        );
         assert!(!error.hints().is_empty());
     }
 }

@@ -39,7 +39,13 @@ impl Bars {
         let multi = MultiProgress::with_draw_target(target);
         printer.set_bars(Some(multi.clone()));
         let color = printer.color_stderr();
-        Self { printer, multi, color, tick, bars: Mutex::new(BTreeMap::new()) }
+        Self {
+            printer,
+            multi,
+            color,
+            tick,
+            bars: Mutex::new(BTreeMap::new()),
+        }
     }
 
     fn bar(&self, task: &str, title: &str, steps: u64) -> ProgressBar {
@@ -169,7 +175,11 @@ mod tests {
         let contents = terminal.contents();
         let lines: Vec<&str> = contents.lines().collect();
         assert_eq!(lines.len(), 3, "{contents}");
-        for (line, (sign, name, position)) in lines.iter().zip([("✓", "a", "2/2"), ("✗", "b", "1/2"), ("-", "c", "1/2")]) {
+        for (line, (sign, name, position)) in
+            lines
+                .iter()
+                .zip([("✓", "a", "2/2"), ("✗", "b", "1/2"), ("-", "c", "1/2")])
+        {
             assert!(line.starts_with(&format!("{sign} {name} ")), "{line}");
             assert!(line.contains(position) && line.ends_with("message"), "{line}");
         }

@@ -63,7 +63,15 @@ impl JsonLines {
 
     fn emit<'a>(&self, event: &'static str, task: Option<&'a str>, fill: impl FnOnce(Line<'a>) -> Line<'a>) {
         let time = (self.clock)();
-        let line = fill(Line { time, event, task, title: None, steps: None, outcome: None, message: None });
+        let line = fill(Line {
+            time,
+            event,
+            task,
+            title: None,
+            steps: None,
+            outcome: None,
+            message: None,
+        });
         if let Ok(text) = serde_json::to_string(&line) {
             // A stdout that cannot be written fails again, and is reported, when the result is printed.
             let _ = self.printer.data(&text);
@@ -73,19 +81,36 @@ impl JsonLines {
 
 impl Reporter for JsonLines {
     fn begin(&self, task: &str, title: &str, steps: u64) {
-        self.emit("begin", Some(task), |line| Line { title: Some(title), steps: Some(steps), ..line });
+        self.emit("begin", Some(task), |line| Line {
+            title: Some(title),
+            steps: Some(steps),
+            ..line
+        });
     }
     fn waiting(&self, task: &str, what: &str) {
-        self.emit("waiting", Some(task), |line| Line { message: Some(what), ..line });
+        self.emit("waiting", Some(task), |line| Line {
+            message: Some(what),
+            ..line
+        });
     }
     fn step(&self, task: &str, done: &str) {
-        self.emit("step", Some(task), |line| Line { message: Some(done), ..line });
+        self.emit("step", Some(task), |line| Line {
+            message: Some(done),
+            ..line
+        });
     }
     fn finish(&self, task: &str, outcome: Outcome, message: &str) {
-        self.emit("finish", Some(task), |line| Line { outcome: Some(outcome), message: Some(message), ..line });
+        self.emit("finish", Some(task), |line| Line {
+            outcome: Some(outcome),
+            message: Some(message),
+            ..line
+        });
     }
     fn note(&self, message: &str) {
-        self.emit("note", None, |line| Line { message: Some(message), ..line });
+        self.emit("note", None, |line| Line {
+            message: Some(message),
+            ..line
+        });
     }
 }
 

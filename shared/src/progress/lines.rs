@@ -23,7 +23,10 @@ pub struct Lines {
 
 impl fmt::Debug for Lines {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Lines").field("tasks", &self.tasks).finish_non_exhaustive()
+        formatter
+            .debug_struct("Lines")
+            .field("tasks", &self.tasks)
+            .finish_non_exhaustive()
     }
 }
 
@@ -61,7 +64,11 @@ impl Lines {
     /// With another clock, which tells the time since any fixed moment and never goes back.
     #[must_use]
     pub fn with_clock(printer: Printer, clock: Box<dyn Fn() -> Duration + Send + Sync>) -> Self {
-        Self { printer, clock, tasks: Mutex::new(BTreeMap::new()) }
+        Self {
+            printer,
+            clock,
+            tasks: Mutex::new(BTreeMap::new()),
+        }
     }
 
     fn line(&self, task: &str, text: &str) {
@@ -72,7 +79,14 @@ impl Lines {
 impl Reporter for Lines {
     fn begin(&self, task: &str, title: &str, steps: u64) {
         let begun = (self.clock)();
-        lock(&self.tasks).insert(task.to_owned(), Task { begun, steps, ..Task::default() });
+        lock(&self.tasks).insert(
+            task.to_owned(),
+            Task {
+                begun,
+                steps,
+                ..Task::default()
+            },
+        );
         self.line(task, title);
     }
 
@@ -90,20 +104,32 @@ impl Reporter for Lines {
             entry.done += 1;
             // The next wait is a new one, so that it is shown at once.
             entry.shown = None;
-            if entry.steps == 0 { entry.done.to_string() } else { format!("{}/{}", entry.done, entry.steps) }
+            if entry.steps == 0 {
+                entry.done.to_string()
+            } else {
+                format!("{}/{}", entry.done, entry.steps)
+            }
         };
         self.line(task, &format!("{count} {done}"));
     }
 
     fn finish(&self, task: &str, outcome: Outcome, message: &str) {
-        let took = lock(&self.tasks).remove(task).map(|entry| (self.clock)().saturating_sub(entry.begun));
+        let took = lock(&self.tasks)
+            .remove(task)
+            .map(|entry| (self.clock)().saturating_sub(entry.begun));
         let word = match outcome {
             Outcome::Done => "done",
             Outcome::Failed => "failed",
             Outcome::Skipped => "skipped",
         };
-        let took = took.filter(|took| !took.is_zero()).map_or_else(String::new, |took| format!(" after {}", short(took)));
-        let message = if message.is_empty() { String::new() } else { format!(": {message}") };
+        let took = took
+            .filter(|took| !took.is_zero())
+            .map_or_else(String::new, |took| format!(" after {}", short(took)));
+        let message = if message.is_empty() {
+            String::new()
+        } else {
+            format!(": {message}")
+        };
         self.line(task, &format!("{word}{took}{message}"));
     }
 
@@ -127,7 +153,10 @@ mod tests {
         let (printer, stdout, stderr) = captured(false);
         let now = Arc::new(AtomicU64::new(0));
         let clock = Arc::clone(&now);
-        let lines = Lines::with_clock(printer, Box::new(move || Duration::from_millis(clock.load(Ordering::Relaxed))));
+        let lines = Lines::with_clock(
+            printer,
+            Box::new(move || Duration::from_millis(clock.load(Ordering::Relaxed))),
+        );
         let at = |milliseconds| now.store(milliseconds, Ordering::Relaxed);
 
         lines.begin("cp-1/kube-scheduler", "Convert kube-scheduler on cp-1", 2);
@@ -168,6 +197,9 @@ mod tests {
         lines.step("a", "something");
         lines.finish("b", Outcome::Failed, "no such node");
         lines.finish("c", Outcome::Skipped, "already self-hosted");
-        assert_eq!(stderr.text(), "[a] 1 something\n[b] failed: no such node\n[c] skipped: already self-hosted\n");
+        assert_eq!(
+            stderr.text(),
+            "[a] 1 something\n[b] failed: no such node\n[c] skipped: already self-hosted\n"
+        );
     }
 }

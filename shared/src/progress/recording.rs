@@ -13,7 +13,11 @@ pub enum Event {
     /// [`Reporter::step`].
     Step { task: String, done: String },
     /// [`Reporter::finish`].
-    Finish { task: String, outcome: Outcome, message: String },
+    Finish {
+        task: String,
+        outcome: Outcome,
+        message: String,
+    },
     /// [`Reporter::note`].
     Note { message: String },
 }
@@ -42,19 +46,35 @@ impl Recording {
 
 impl Reporter for Recording {
     fn begin(&self, task: &str, title: &str, steps: u64) {
-        self.push(Event::Begin { task: task.to_owned(), title: title.to_owned(), steps });
+        self.push(Event::Begin {
+            task: task.to_owned(),
+            title: title.to_owned(),
+            steps,
+        });
     }
     fn waiting(&self, task: &str, what: &str) {
-        self.push(Event::Waiting { task: task.to_owned(), what: what.to_owned() });
+        self.push(Event::Waiting {
+            task: task.to_owned(),
+            what: what.to_owned(),
+        });
     }
     fn step(&self, task: &str, done: &str) {
-        self.push(Event::Step { task: task.to_owned(), done: done.to_owned() });
+        self.push(Event::Step {
+            task: task.to_owned(),
+            done: done.to_owned(),
+        });
     }
     fn finish(&self, task: &str, outcome: Outcome, message: &str) {
-        self.push(Event::Finish { task: task.to_owned(), outcome, message: message.to_owned() });
+        self.push(Event::Finish {
+            task: task.to_owned(),
+            outcome,
+            message: message.to_owned(),
+        });
     }
     fn note(&self, message: &str) {
-        self.push(Event::Note { message: message.to_owned() });
+        self.push(Event::Note {
+            message: message.to_owned(),
+        });
     }
 }
 
@@ -75,10 +95,24 @@ mod tests {
         assert_eq!(
             recording.events(),
             [
-                Event::Begin { task: a(), title: "Convert a".into(), steps: 1 },
-                Event::Waiting { task: a(), what: "b".into() },
-                Event::Step { task: a(), done: "c".into() },
-                Event::Finish { task: a(), outcome: Outcome::Done, message: "d".into() },
+                Event::Begin {
+                    task: a(),
+                    title: "Convert a".into(),
+                    steps: 1
+                },
+                Event::Waiting {
+                    task: a(),
+                    what: "b".into()
+                },
+                Event::Step {
+                    task: a(),
+                    done: "c".into()
+                },
+                Event::Finish {
+                    task: a(),
+                    outcome: Outcome::Done,
+                    message: "d".into()
+                },
                 Event::Note { message: "e".into() },
             ]
         );
