@@ -39,7 +39,7 @@ pub struct ConsoleFlags {
         help_heading = "Global options"
     )]
     pub color: ColorChoice,
-    /// How much to tell about what is done: 0 the results, 1 also the number of requests to the API, 6 each request
+    /// How much to tell: 0 the results, 1 also how many requests went to the API server
     #[arg(
         short = 'v',
         long = "v",

@@ -7,6 +7,8 @@ use super::{Cluster, Defaults, Environment, resolve};
 use crate::{Error, Result};
 
 /// kubectl's connection flags, with its names and meanings. A flag beats the context, which beats the default.
+///
+/// `-h` shows those that are typed daily, `--help` shows all.
 #[derive(Clone, Default, clap::Args)]
 #[command(next_help_heading = "Connection options, as with kubectl")]
 pub struct KubeFlags {
@@ -17,36 +19,37 @@ pub struct KubeFlags {
     #[arg(long, value_name = "NAME", global = true)]
     pub context: Option<String>,
     /// Name of the kubeconfig cluster to use
-    #[arg(long, value_name = "NAME", global = true)]
+    #[arg(long, value_name = "NAME", global = true, hide_short_help = true)]
     pub cluster: Option<String>,
     /// Name of the kubeconfig user to use
-    #[arg(long, value_name = "NAME", global = true)]
+    #[arg(long, value_name = "NAME", global = true, hide_short_help = true)]
     pub user: Option<String>,
     /// Namespace of this request
     #[arg(short = 'n', long, value_name = "NAME", global = true)]
     pub namespace: Option<String>,
     /// Address and port of the API server
-    #[arg(short = 's', long, value_name = "URL", global = true)]
+    #[arg(short = 's', long, value_name = "URL", global = true, hide_short_help = true)]
     pub server: Option<String>,
     /// Bearer token to authenticate to the API server with
-    #[arg(long, global = true)]
+    #[arg(long, global = true, hide_short_help = true)]
     pub token: Option<String>,
     /// Path to the certificate of the certificate authority
-    #[arg(long, value_name = "FILE", global = true)]
+    #[arg(long, value_name = "FILE", global = true, hide_short_help = true)]
     pub certificate_authority: Option<PathBuf>,
     /// Path to a client certificate for TLS
-    #[arg(long, value_name = "FILE", global = true)]
+    #[arg(long, value_name = "FILE", global = true, hide_short_help = true)]
     pub client_certificate: Option<PathBuf>,
     /// Path to a client key for TLS
-    #[arg(long, value_name = "FILE", global = true)]
+    #[arg(long, value_name = "FILE", global = true, hide_short_help = true)]
     pub client_key: Option<PathBuf>,
     /// Name that the certificate of the server has to carry, where it is not the server's host name
-    #[arg(long, value_name = "NAME", global = true)]
+    #[arg(long, value_name = "NAME", global = true, hide_short_help = true)]
     pub tls_server_name: Option<String>,
     /// Accept any certificate of the server; the connection is then insecure
     #[arg(
         long,
-        global = true,
+        global = true, hide_short_help = true,
+        value_name = "BOOL",
         num_args = 0..=1,
         require_equals = true,
         default_value_t = false,
@@ -57,21 +60,22 @@ pub struct KubeFlags {
     )]
     pub insecure_skip_tls_verify: bool,
     /// User to impersonate
-    #[arg(long = "as", value_name = "USER", global = true)]
+    #[arg(long = "as", value_name = "USER", global = true, hide_short_help = true)]
     pub impersonate: Option<String>,
     /// UID to impersonate
-    #[arg(long = "as-uid", value_name = "UID", global = true)]
+    #[arg(long = "as-uid", value_name = "UID", global = true, hide_short_help = true)]
     pub impersonate_uid: Option<String>,
     /// Group to impersonate (can be repeated)
-    #[arg(long = "as-group", value_name = "GROUP", global = true)]
+    #[arg(long = "as-group", value_name = "GROUP", global = true, hide_short_help = true)]
     pub impersonate_groups: Vec<String>,
     /// What a single request to the API server may take, such as 10, 10s or 2m; 0 means no limit
-    #[arg(long, value_name = "DURATION", global = true, default_value = "30s", value_parser = parse_timeout)]
+    #[arg(long, value_name = "DURATION", global = true, hide_short_help = true, default_value = "30s", value_parser = parse_timeout)]
     pub request_timeout: Option<Duration>,
     /// Do not compress answers (nothing is compressed at present)
     #[arg(
         long,
-        global = true,
+        global = true, hide_short_help = true,
+        value_name = "BOOL",
         num_args = 0..=1,
         require_equals = true,
         default_value_t = false,
@@ -82,7 +86,7 @@ pub struct KubeFlags {
     )]
     pub disable_compression: bool,
     /// Directory of kubectl's cache (accepted and not used: nothing is cached)
-    #[arg(long, value_name = "DIRECTORY", global = true)]
+    #[arg(long, value_name = "DIRECTORY", global = true, hide_short_help = true)]
     pub cache_dir: Option<PathBuf>,
 }
 
