@@ -41,12 +41,6 @@ pub fn node_name(number: u8) -> String {
     format!("node{number}")
 }
 
-/// The cgroup that holds all containers of a node, below the root of each hierarchy.
-#[must_use]
-pub fn cgroup(settings: &Settings, number: u8) -> String {
-    format!("{}-{}", settings.name, node_name(number))
-}
-
 /// Secrets of one cluster, made anew for each.
 #[derive(Clone, Debug)]
 pub struct Secrets {
@@ -177,13 +171,14 @@ pub fn node_description(settings: &Settings, built: &Built, number: u8) -> Value
         "--kubeconfig=/etc/kubernetes/kubelet.conf".to_owned(),
         format!("--hostname-override={name}"),
         format!("--node-ip={}", settings.address(number)),
-        format!("--cgroup-root=/{}", cgroup(settings, number)),
         "--v=2".to_owned(),
     ];
     json!({
         "hostname": name,
         "files": file("files"),
         "private": PRIVATE,
+        // kubeadm would ask the machine's systemd to stop and start the kubelet: the machine's.
+        "hidden": ["/run/systemd", "/run/dbus"],
         "shared": ["/var/lib/kubelet", "/run/netns"],
         "pid_file": file("pid"),
         "services": [

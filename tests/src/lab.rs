@@ -405,6 +405,42 @@ impl Lab {
         Ok(path.to_owned())
     }
 
+    /// PIDs, on the machine, of the processes of a node whose program has this name, such as `kube-apiserver`. Not those in
+    /// Pods with a network of their own.
+    ///
+    /// # Errors
+    /// No such node.
+    pub fn pids(&self, number: u8, program: &str) -> Result<Vec<i32>> {
+        self.node(number)?;
+        let all = network::inode(&self.settings, number)
+            .map(network::processes)
+            .unwrap_or_default();
+        let runs = |pid: &i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let first = line.split(|b| *b == 0).next().unwrap_or_default();
+            Path::new(&*String::from_utf8_lossy(first))
+                .file_name()
+                .is_some_and(|name| name == program)
+        };
+        Ok(all.into_iter().filter(runs).collect())
+    }
+
+    /// Kills the processes of a node whose program has this name, by SIGKILL.
+    ///
+    /// # Errors
+    /// No such node, or no such process.
+    pub fn kill(&self, number: u8, program: &str) -> Result<()> {
+        let what = || format!("kill {program} on node {number}");
+        let pids = self.pids(number, program)?;
+        if pids.is_empty() {
+            return Err(Error::new(what(), "it does not run"));
+        }
+        for pid in pids.into_iter().filter_map(rustix::process::Pid::from_raw) {
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).what(what)?;
+        }
+        Ok(())
+    }
+
     /// Power off.
     ///
     /// # Errors

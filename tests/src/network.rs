@@ -1,6 +1,6 @@
 //! The nodes' network: one bridge, and for each node a network namespace with one interface on it.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, os::unix::fs::MetadataExt, path::Path, process::Command};
 
 use crate::{
     command::must,
@@ -86,6 +86,24 @@ pub fn namespaces(settings: &Settings) -> Vec<String> {
 #[must_use]
 pub fn interfaces(settings: &Settings) -> Vec<String> {
     ours("/sys/class/net", &format!("{}-v", settings.name))
+}
+
+/// What the kernel calls the node's network namespace, where it is there.
+#[must_use]
+pub fn inode(settings: &Settings, number: u8) -> Option<u64> {
+    fs::metadata(namespace_file(&namespace(settings, number)))
+        .ok()
+        .map(|m| m.ino())
+}
+
+/// PIDs, on the machine, of the processes in a network namespace: for a node's all but those of Pods with a network of
+/// their own.
+#[must_use]
+pub fn processes(inode: u64) -> Vec<i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| fs::metadata(format!("/proc/{pid}/ns/net")).is_ok_and(|m| m.ino() == inode))
+        .collect()
 }
 
 fn ours(directory: &str, prefix: &str) -> Vec<String> {

@@ -235,6 +235,9 @@ impl<'a> Node<'a> {
     /// # Errors
     /// Its processes do not end.
     pub fn halt(&self) -> Result<()> {
+        let tasks = self.file("/run/containerd/io.containerd.runtime.v2.task/k8s.io")?;
+        let tasks = fs::read_dir(tasks).into_iter().flatten().flatten();
+        let containers: Vec<_> = tasks.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
         if let Some(pid) = self.pid() {
             let what = || format!("halt node {}", self.number);
             // The kernel ends the namespaces of the node's Pods with it: this one kill ends all.
@@ -258,12 +261,16 @@ impl<'a> Node<'a> {
                     .what(|| format!("empty {}", path.display()))?;
             }
         }
-        let cgroup = kubeadm::cgroup(self.settings, self.number);
-        wait_until(&format!("the cgroup {cgroup} to go"), Duration::from_secs(10), || {
-            let found = cgroups(&cgroup);
-            found.iter().for_each(|c| remove_cgroup(c));
-            found.is_empty()
-        })
+        // Nobody is left who would remove the cgroups of the containers that ran.
+        wait_until(
+            &format!("the cgroups of node {} to go", self.number),
+            Duration::from_secs(10),
+            || {
+                let found = cgroups(&containers);
+                found.iter().for_each(|c| remove_cgroup(c));
+                found.is_empty()
+            },
+        )
     }
 }
 
@@ -304,21 +311,19 @@ fn start_time(pid: &str) -> Option<String> {
     (fields.next()? != "Z").then(|| fields.nth(18).map(str::to_owned))?
 }
 
-/// The cgroup of this name in each hierarchy that has it: version 1 has several below the mount point, version 2 is one.
+/// The cgroups of these containers in every hierarchy: version 1 has several below the mount point, version 2 is one.
 #[must_use]
-pub fn cgroups(name: &str) -> Vec<PathBuf> {
+pub fn cgroups(containers: &[String]) -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
-    let hierarchies = fs::read_dir(root)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|e| e.path())
-        .filter(|p| p.is_dir() && !p.is_symlink());
-    hierarchies
+    let entries = fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path());
+    let hierarchies: Vec<_> = entries
+        .filter(|p| p.is_dir() && !p.is_symlink())
         .chain([root.to_owned()])
-        .map(|h| h.join(name))
-        .filter(|p| p.is_dir())
-        .collect()
+        .collect();
+    let all = hierarchies
+        .iter()
+        .flat_map(|h| containers.iter().map(move |c| h.join("k8s.io").join(c)));
+    all.filter(|path| path.is_dir()).collect()
 }
 
 /// Only directories can be removed in a cgroup file system, from the leaves up.

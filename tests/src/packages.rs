@@ -152,8 +152,7 @@ pub fn require_go(modules: &[PathBuf]) -> Result<(PathBuf, String)> {
     let text = said.stdout.trim().to_owned();
     let found = text
         .split_whitespace()
-        .find_map(|w| w.strip_prefix("go"))
-        .and_then(version);
+        .find_map(|word| version(word.strip_prefix("go")?));
     match found {
         Some(found) if found >= needed => Ok((go, text)),
         _ => Err(Error::new("build the lab", format!("Go is too old: {text}")).hint(remedy)),
@@ -188,7 +187,10 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("go.mod"), "module x\n\ngo 9.99.0\n").unwrap();
         let error = require_go(std::slice::from_ref(&dir)).unwrap_err();
+        fs::write(dir.join("go.mod"), "module x\n\ngo 1.21.0\n").unwrap();
+        let good = require_go(std::slice::from_ref(&dir));
         fs::remove_dir_all(&dir).unwrap();
         assert!(error.hint.contains("9.99.0"), "{error}");
+        assert!(good.unwrap().1.starts_with("go version"));
     }
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
@@ -52,6 +53,8 @@ func watchEndpoints(ctx context.Context, ready func(), kubeconfig string) (any, 
 		return nil, err
 	}
 	config.Dial = (&net.Dialer{Timeout: 2 * time.Second}).DialContext
+	// Endpoints are deprecated: known.
+	config.WarningHandlerWithContext = rest.NoWarnings{}
 	core, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err

@@ -18,7 +18,9 @@ type node struct {
 	Files   string   `json:"files"`
 	Private []string `json:"private"`
 	// Shared are those of Private that pass mounts on to the containers and back.
-	Shared   []string  `json:"shared"`
+	Shared []string `json:"shared"`
+	// Hidden are directories of the machine that are empty inside the node.
+	Hidden   []string  `json:"hidden"`
 	PidFile  string    `json:"pid_file"`
 	Services []service `json:"services"`
 }
@@ -98,6 +100,14 @@ func setUp(n node) error {
 	for _, dir := range n.Shared {
 		if err := syscall.Mount("", dir, "", syscall.MS_REC|syscall.MS_SHARED, ""); err != nil {
 			return fmt.Errorf("share mounts below %s: %w", dir, err)
+		}
+	}
+	for _, dir := range n.Hidden {
+		if !exist([]string{dir}) {
+			continue
+		}
+		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+			return fmt.Errorf("hide %s: %w", dir, err)
 		}
 	}
 	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {

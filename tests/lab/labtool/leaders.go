@@ -114,11 +114,11 @@ type leaseState struct {
 func leadersOf(states []leaseState, end time.Duration) *leaderReport {
 	r := &leaderReport{Gaps: []gap{}, Holders: []string{}}
 	var last *leaseState
-	released := time.Duration(-1)
+	var released *time.Duration
 	missing := func(until time.Duration, open bool) {
 		from := last.at + renewalPeriod
-		if released >= last.at {
-			from = released
+		if released != nil && *released > last.at {
+			from = *released
 		}
 		r.Between = max(r.Between, round(until-last.at))
 		// A renewal is late by some milliseconds all the time.
@@ -129,8 +129,8 @@ func leadersOf(states []leaseState, end time.Duration) *leaderReport {
 	for i, s := range states {
 		if s.holder == "" {
 			// Whoever takes the holder out may leave the time as it was: then the renewal due counts.
-			if released < 0 && (last == nil || s.at > last.at) {
-				released = s.at
+			if released == nil {
+				released = &states[i].at
 			}
 			continue
 		}
@@ -141,7 +141,7 @@ func leadersOf(states []leaseState, end time.Duration) *leaderReport {
 		if last != nil {
 			missing(s.at, false)
 		}
-		last, released = &states[i], -1
+		last, released = &states[i], nil
 	}
 	if last == nil {
 		r.Gaps = append(r.Gaps, gap{0, round(end), true})

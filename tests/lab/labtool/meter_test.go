@@ -38,6 +38,7 @@ func TestLeaderGaps(t *testing.T) {
 		"released, then taken":          {[]leaseState{{"a", ms(0)}, {"", ms(1000)}, {"b", ms(5000)}}, 4, 5, 2},
 		"released without a new time":   {[]leaseState{{"a", ms(0)}, {"", ms(0)}, {"b", ms(5000)}}, 3, 5, 2},
 		"nobody takes it until the end": {[]leaseState{{"a", ms(0)}}, 4, 6, 1},
+		"renewed before the run":        {[]leaseState{{"a", ms(-1500)}, {"a", ms(510)}, {"a", ms(2515)}, {"a", ms(4520)}}, 0, 2.01, 1},
 		"never held":                    {[]leaseState{{"", ms(0)}}, 6, 0, 0},
 	} {
 		got := leadersOf(c.states, ms(6000))

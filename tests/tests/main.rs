@@ -1,0 +1,10 @@
+//! Tests on real clusters. They need root, and the time of some cluster starts; see the crate's documentation.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by a panic"
+)]
+
+mod lab;
