@@ -435,3 +435,154 @@ impl<'a> ComponentSpec<'a> {
         FieldError::new(field, what, remedy)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(command: &[&str], args: &[&str]) -> Value {
+        json!({"spec": {"containers": [
+            {"name": "side-car", "command": ["x", "--secure-port=1"]},
+            {"name": "main", "command": command, "args": args},
+        ]}})
+    }
+
+    fn spec(pod: &Value) -> ComponentSpec<'_> {
+        ComponentSpec::new(Component::KubeApiserver, pod).unwrap()
+    }
+
+    #[test]
+    fn flags_in_every_form() {
+        let pod = pod(
+            &[
+                "/usr/bin/kube-apiserver",
+                "--a=1",
+                "--b",
+                "2",
+                "--a=x=y,z",
+                "--leader-elect",
+                "--empty=",
+            ],
+            &["--bind_address=::1", "--b", "3", "--last"],
+        );
+        let spec = spec(&pod);
+        assert_eq!(spec.container()["name"], "main");
+        assert_eq!(spec.flags("a"), ["1", "x=y,z"]);
+        assert_eq!(spec.flags("b"), ["2", "3"]);
+        assert_eq!(spec.flag("b").as_deref(), Some("3"));
+        assert_eq!(spec.flag("empty").as_deref(), Some(""));
+        assert_eq!(spec.flag("last").as_deref(), Some(""));
+        assert_eq!(spec.flag("leader-elect").as_deref(), Some("true"));
+        assert_eq!(spec.flag("bind-address").as_deref(), Some("::1"));
+        assert_eq!(spec.flag("secure-port"), None);
+        assert_eq!(spec.flag("usr/bin/kube-apiserver"), None);
+    }
+
+    #[test]
+    fn a_value_may_stand_at_the_border_of_command_and_args() {
+        let pod = pod(&["kube-apiserver", "--secure-port"], &["7443", "--x"]);
+        let flags = find_flags(spec(&pod).container(), "secure-port");
+        let expected = FlagAt {
+            list: "command",
+            index: 1,
+            value_at: Some(("args", 0)),
+            value: "7443".to_owned(),
+        };
+        assert_eq!(flags, [expected]);
+        assert_eq!(spec(&pod).secure_port(), Ok(7443));
+    }
+
+    #[test]
+    fn addresses() {
+        let bind = |flag: &str| spec(&pod(&["kube-apiserver", flag], &[])).bind_address();
+        let loopback = |text: &str| Ok(BindAddress::Loopback(text.parse().unwrap()));
+        assert_eq!(bind("--x"), Ok(BindAddress::Unspecified));
+        assert_eq!(bind("--bind-address=0.0.0.0"), Ok(BindAddress::Unspecified));
+        assert_eq!(bind("--bind-address=::"), Ok(BindAddress::Unspecified));
+        assert_eq!(bind("--bind-address=127.0.0.1"), loopback("127.0.0.1"));
+        assert_eq!(bind("--bind-address=::1"), loopback("::1"));
+        assert_eq!(
+            bind("--bind-address=192.0.2.1"),
+            Ok(BindAddress::Specific("192.0.2.1".parse().unwrap()))
+        );
+        assert_eq!(
+            bind("--bind-address=node1").unwrap_err().field,
+            "spec.containers[main].command[1]"
+        );
+    }
+
+    #[test]
+    fn defaults() {
+        let pod = pod(&["kube-apiserver"], &[]);
+        let spec = spec(&pod);
+        assert_eq!(spec.secure_port(), Ok(6443));
+        assert_eq!(spec.leader_elect(), Ok(None));
+        assert_eq!(spec.anonymous_auth(), Ok(true));
+        assert_eq!(spec.etcd_servers(), [""; 0]);
+        assert_eq!(spec.audit_log_path(), None);
+        assert_eq!(spec.advertise_address(), None);
+        assert_eq!(spec.kubeconfig(), None);
+        let scheduler = json!({"spec": {"containers": [{"name": "s", "command": ["kube-scheduler"]}]}});
+        let scheduler = ComponentSpec::new(Component::KubeScheduler, &scheduler).unwrap();
+        assert_eq!(scheduler.leader_elect(), Ok(Some(true)));
+        assert_eq!(scheduler.secure_port(), Ok(10259));
+    }
+
+    #[test]
+    fn lists_of_etcd_servers() {
+        let pod = pod(
+            &[
+                "kube-apiserver",
+                "--etcd-servers=https://a:2379,https://b:2379",
+                "--etcd-servers",
+                "https://c:2379",
+            ],
+            &[],
+        );
+        assert_eq!(
+            spec(&pod).etcd_servers(),
+            ["https://a:2379", "https://b:2379", "https://c:2379"]
+        );
+    }
+
+    #[test]
+    fn how_it_is_started() {
+        let start = |command: Value, args: Value| {
+            start_of(
+                &json!({"name": "kube-apiserver", "command": command, "args": args}),
+                Component::KubeApiserver,
+            )
+        };
+        assert_eq!(start(json!(["kube-apiserver"]), json!(null)), Start::Direct);
+        assert_eq!(start(json!(null), json!(["/bin/kube-apiserver", "--x"])), Start::Direct);
+        assert_eq!(
+            start(json!(["sh", "-c", "kube-apiserver --x"]), json!(null)),
+            Start::ShellString
+        );
+        assert_eq!(
+            start(json!(["tini", "--", "kube-apiserver"]), json!(null)),
+            Start::Wrapped("tini".to_owned())
+        );
+        assert_eq!(start(json!(["--x"]), json!(null)), Start::EntryPoint);
+        assert_eq!(start(json!(null), json!(null)), Start::EntryPoint);
+        assert_eq!(start(json!(["sleep"]), json!(null)), Start::Other);
+        // A path that merely contains the name.
+        assert_eq!(
+            start(json!(["cat", "/var/log/kube-apiserver/audit.log"]), json!(null)),
+            Start::Other
+        );
+    }
+
+    #[test]
+    fn sockets() {
+        let container = json!({
+            "command": ["kms", "--listen=unix:///run/a", "/run/b.sock", "--x", "unix:c", "relative.sock", "/run/d.sock.log"],
+            "env": [{"name": "E", "value": "/run/e.socket"}],
+        });
+        assert_eq!(
+            ComponentSpec::unix_sockets(&container),
+            ["/run/a", "/run/b.sock", "/c", "/run/e.socket"]
+        );
+    }
+}

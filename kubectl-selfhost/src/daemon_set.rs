@@ -11,6 +11,10 @@ use crate::names::{Component, FIELD_MANAGER, NAMESPACE};
 /// Annotation of a DaemonSet with the SHA-256, in hex, of the manifest that it was made from.
 pub const ORIGINAL_SHA256_ANNOTATION: &str = "selfhost.node-restriction.kubernetes.io/original-sha256";
 
+/// For so long a new Pod is ready before the old one is told to go. The start-up probe has turned new connections to the
+/// new process by then, and what the old one had accepted gets its answer. It protects against nothing else.
+const MIN_READY_SECONDS: u32 = 5;
+
 /// Label by which a DaemonSet finds its Pods.
 pub const SELECTOR_LABEL: &str = "k8s-app";
 
@@ -111,11 +115,11 @@ pub(crate) fn wrap(component: Component, template: &Value, context: &Context) ->
     let mut spec = json!({
         "selector": {"matchLabels": self_hosted_component_labels(component)},
         "updateStrategy": strategy,
-        "revisionHistoryLimit": 10,
-        "template": template,
     });
     if context.mode == Mode::Steered {
-        spec["minReadySeconds"] = json!(5);
+        spec["minReadySeconds"] = json!(MIN_READY_SECONDS);
     }
+    spec["revisionHistoryLimit"] = json!(10);
+    spec["template"] = template.clone();
     json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec})
 }

@@ -268,15 +268,20 @@ fn converting_twice_is_converting_once() {
     }
 }
 
+/// All fixtures within 20 ms in a release build. This build may take longer, and the best of several runs counts, as the
+/// machine may be busy.
 #[test]
 fn planning_is_fast() {
-    // The release build has to plan all fixtures within 20 ms; this build is several times slower.
-    let start = std::time::Instant::now();
-    for variant in KUBEADM {
-        offline_plan(&kubeadm(variant), &options()).unwrap();
-    }
-    let limit = if cfg!(debug_assertions) { 500 } else { 20 };
-    assert!(start.elapsed().as_millis() < limit, "{:?}", start.elapsed());
+    let once = || {
+        let start = std::time::Instant::now();
+        for variant in KUBEADM {
+            offline_plan(&kubeadm(variant), &options()).unwrap();
+        }
+        start.elapsed()
+    };
+    let best = (0..10).map(|_| once()).min().unwrap();
+    let limit = if cfg!(debug_assertions) { 400 } else { 20 };
+    assert!(best.as_millis() < limit, "{best:?}");
 }
 
 /// The commands in the template are commands that our executable knows.

@@ -10,25 +10,25 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Versions and variants of what kubeadm writes.
-pub const KUBEADM: [&str; 3] = ["v1.33", "v1.36", "v1.36-audit-encryption"];
+pub(crate) const KUBEADM: [&str; 3] = ["v1.33", "v1.36", "v1.36-audit-encryption"];
 /// Stands for the name of a build.
-pub const BUILD: &str = "0123456789ab";
+pub(crate) const BUILD: &str = "0123456789ab";
 
-pub fn kubeadm(variant: &str) -> PathBuf {
+pub(crate) fn kubeadm(variant: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/kubeadm")
         .join(variant)
 }
 
 /// Options as for the node of the fixtures.
-pub fn options() -> PlanOptions {
+pub(crate) fn options() -> PlanOptions {
     PlanOptions {
         node_address: "192.0.2.11".parse().ok(),
         ..PlanOptions::new(BUILD)
     }
 }
 
-pub fn context(component: Component, mode: Mode) -> Context {
+pub(crate) fn context(component: Component, mode: Mode) -> Context {
     Context {
         component,
         mode,
@@ -41,21 +41,21 @@ pub fn context(component: Component, mode: Mode) -> Context {
 }
 
 /// The static Pod of a component as kubeadm v1.36 writes it.
-pub fn pod(component: Component) -> Value {
+pub(crate) fn pod(component: Component) -> Value {
     file("v1.36", component).pod
 }
 
-pub fn file(variant: &str, component: Component) -> ManifestFile {
+pub(crate) fn file(variant: &str, component: Component) -> ManifestFile {
     let entries = kubectl_selfhost::manifest::read_directory(&kubeadm(variant)).unwrap();
     let inventory = kubectl_selfhost::inventory::take_inventory(entries);
     inventory.originals.get(&component).unwrap().clone()
 }
 
 /// A manifest directory with kubeadm's files, to be spoiled.
-pub struct Manifests(TempDir);
+pub(crate) struct Manifests(TempDir);
 
 impl Manifests {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         for entry in std::fs::read_dir(kubeadm("v1.36")).unwrap() {
             let entry = entry.unwrap();
@@ -64,37 +64,37 @@ impl Manifests {
         Self(directory)
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
-    pub fn read(&self, name: &str) -> String {
+    pub(crate) fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.0.path().join(name)).unwrap()
     }
 
-    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> &Self {
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> &Self {
         std::fs::write(self.0.path().join(name), bytes).unwrap();
         self
     }
 
-    pub fn remove(&self, name: &str) -> &Self {
+    pub(crate) fn remove(&self, name: &str) -> &Self {
         std::fs::remove_file(self.0.path().join(name)).unwrap();
         self
     }
 
     /// Changes the Pod of a file; it is written back as JSON.
-    pub fn edit(&self, name: &str, edit: impl FnOnce(&mut Value)) -> &Self {
+    pub(crate) fn edit(&self, name: &str, edit: impl FnOnce(&mut Value)) -> &Self {
         let mut pod = shared::yaml::first_document(&self.read(name)).unwrap();
         edit(&mut pod);
         self.write(name, serde_json::to_vec(&pod).unwrap())
     }
 
-    pub fn plan(&self) -> Plan {
+    pub(crate) fn plan(&self) -> Plan {
         offline_plan(self.path(), &options()).unwrap()
     }
 
     /// The refusals as `object | what | remedy`, with nothing of this machine in them.
-    pub fn refusals(&self) -> Vec<String> {
+    pub(crate) fn refusals(&self) -> Vec<String> {
         let here = self.path().display().to_string();
         let show = |refusal: &kubectl_selfhost::refusal::Refusal| {
             format!("{} | {} | {}", refusal.object, refusal.what, refusal.remedy).replace(&here, "DIR")
@@ -104,9 +104,35 @@ impl Manifests {
 }
 
 /// Adds a flag to the command of the first container.
-pub fn add_flag(pod: &mut Value, flag: &str) {
+pub(crate) fn add_flag(pod: &mut Value, flag: &str) {
     pod["spec"]["containers"][0]["command"]
         .as_array_mut()
         .unwrap()
         .push(json!(flag));
+}
+
+pub(crate) const APISERVER: &str = "kube-apiserver.yaml";
+pub(crate) const MANAGER: &str = "kube-controller-manager.yaml";
+pub(crate) const SCHEDULER: &str = "kube-scheduler.yaml";
+
+/// The refusals after `edit` of the Pod in `file`.
+pub(crate) fn edited(file: &str, edit: impl FnOnce(&mut Value)) -> Vec<String> {
+    let manifests = Manifests::new();
+    manifests.edit(file, edit);
+    manifests.refusals()
+}
+
+pub(crate) fn main_container(pod: &mut Value) -> &mut Value {
+    &mut pod["spec"]["containers"][0]
+}
+
+/// Exactly one refusal, that begins with `start` and contains all of `parts`.
+#[track_caller]
+pub(crate) fn assert_refused(refusals: &[String], start: &str, parts: &[&str]) {
+    assert_eq!(refusals.len(), 1, "{refusals:#?}");
+    let refusal = &refusals[0];
+    assert!(refusal.starts_with(start), "{refusal}");
+    for part in parts {
+        assert!(refusal.contains(part), "{part:?} is not in {refusal}");
+    }
 }
