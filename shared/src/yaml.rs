@@ -83,6 +83,11 @@ pub fn all_documents(text: &str) -> Result<Vec<Value>, Error> {
 pub fn to_string<T: Serialize + ?Sized>(value: &T) -> crate::Result<String> {
     // The defaults quote what YAML 1.1 would misread; the option `yaml_12` would not.
     let mut text = serde_saphyr::to_string(&value).context("cannot write it as YAML")?;
+    // Go refuses a block scalar that begins with a tab, so such a value gets its strings in quotes.
+    if text.lines().any(|line| line.trim_start_matches(' ').starts_with('\t')) {
+        let quoted = serde_saphyr::ser_options! { prefer_block_scalars: false };
+        text = serde_saphyr::to_string_with_options(&value, quoted).context("cannot write it as YAML")?;
+    }
     if !text.ends_with('\n') {
         text.push('\n');
     }
