@@ -30,10 +30,10 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     write_as(path, bytes, mode, None)
 }
 
-/// Like [`write`], with the owner set too before the file gets its name. Setting another owner needs privileges.
+/// Like [`write()`], with the owner set too before the file gets its name. Setting another owner needs privileges.
 ///
 /// # Errors
-/// See [`write`].
+/// See [`write()`].
 pub fn write_as(path: &Path, bytes: &[u8], mode: u32, owner: Option<Owner>) -> io::Result<()> {
     replace(path, mode, |file| {
         file.write_all(bytes)?;

@@ -251,7 +251,10 @@ fn what_is_written_is_read_back_and_hostile_strings_are_quoted() {
 
 #[test]
 fn texts_of_several_lines_are_blocks_unless_go_refuses_them() {
-    assert_eq!(to_string(&json!({"v": "a: 1\nb: 2\n"})).unwrap(), "v: |\n  a: 1\n  b: 2\n");
+    assert_eq!(
+        to_string(&json!({"v": "a: 1\nb: 2\n"})).unwrap(),
+        "v: |\n  a: 1\n  b: 2\n"
+    );
     // Go: "found a tab character where an indentation space is expected".
     assert_eq!(to_string(&json!({"v": "\ta\nb\n"})).unwrap(), "v: \"\\ta\\nb\\n\"\n");
     assert_eq!(to_string(&json!({"v": ["\n\ta\n"]})).unwrap(), "v:\n- \"\\n\\ta\\n\"\n");
