@@ -8,6 +8,7 @@ use std::{
 };
 
 use crate::{
+    cache::say,
     command,
     error::{Context, Error, Result},
 };
@@ -45,6 +46,9 @@ pub fn build_static() -> Result<PathBuf> {
         .arg("--target-dir")
         .arg(&target)
         .env("RUSTFLAGS", "-C target-feature=+crt-static");
+    if !target.exists() {
+        say("building the plugin statically linked and optimised: some minutes the first time");
+    }
     command::run(&mut cargo, what, Duration::from_secs(1800))?.checked(what)?;
     let binary = target.join(triple).join("release/kubectl-selfhost");
     match interpreter(&binary)? {

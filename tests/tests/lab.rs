@@ -10,6 +10,7 @@ fn an_untouched_cluster_fails_no_request_a_killed_apiserver_does_and_nothing_is_
     untouched(&lab);
     user_is_ordinary(&lab);
     twice_is_an_error(&lab);
+    plugin_runs_on_the_node(&lab);
     killed(&lab);
     reboot(&lab);
     goes_without_a_trace(lab);
@@ -79,6 +80,20 @@ fn user_is_ordinary(lab: &Lab) {
 fn twice_is_an_error(lab: &Lab) {
     let error = Lab::create(lab.settings().clone(), 1, &Options::default()).unwrap_err();
     assert!(error.hint.contains("cargo lab down"), "{error}");
+}
+
+fn plugin_runs_on_the_node(lab: &Lab) {
+    let binary = tests::static_binary::build_static().unwrap();
+    let output = lab.selfhost(1, &binary, &["--version"]).unwrap();
+    assert!(
+        output.success() && output.stdout.contains(env!("CARGO_PKG_VERSION")),
+        "{output:?}"
+    );
+    let known = lab.sh(1, &["env"]).unwrap().stdout;
+    assert!(
+        !known.contains("CARGO") && !known.contains("KUBECONFIG"),
+        "the environment is the node's: {known}"
+    );
 }
 
 fn ready(lab: &Lab) -> bool {
@@ -207,5 +222,24 @@ fn who_is_not_root_is_told_so() {
     assert!(
         text.contains("only root") && text.contains("hint: run it as root"),
         "{text}"
+    );
+}
+
+#[test]
+fn the_plugin_is_static_and_needs_nothing_around_it() {
+    let binary = tests::static_binary::build_static().unwrap();
+    let root = std::env::temp_dir().join(format!("selfhost-lab-empty-{}", std::process::id()));
+    fs::create_dir_all(&root).unwrap();
+    fs::copy(&binary, root.join("kubectl-selfhost")).unwrap();
+    let output = Command::new("chroot")
+        .arg(&root)
+        .args(["/kubectl-selfhost", "--version"])
+        .output()
+        .unwrap();
+    fs::remove_dir_all(&root).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains(env!("CARGO_PKG_VERSION")),
+        "{output:?}"
     );
 }
