@@ -22,26 +22,32 @@ pub struct Difference {
 #[must_use]
 pub fn diff(before: &Value, after: &Value) -> Vec<Difference> {
     let mut found = Vec::new();
-    compare("", Some(before), Some(after), &mut found);
+    compare(&mut String::new(), Some(before), Some(after), &mut found);
     found
 }
 
-fn compare(path: &str, before: Option<&Value>, after: Option<&Value>, found: &mut Vec<Difference>) {
+/// Compares two values and everything in them. `path` is written to and put back: most fields are equal, and need no
+/// path of their own.
+fn compare(path: &mut String, before: Option<&Value>, after: Option<&Value>, found: &mut Vec<Difference>) {
     match (before, after) {
-        (Some(before), Some(after)) if before == after => {}
         (Some(Value::Object(before)), Some(Value::Object(after))) => {
+            let length = path.len();
             for (key, value) in before {
-                compare(&member(path, key), Some(value), after.get(key), found);
+                push_member(path, key);
+                compare(path, Some(value), after.get(key), found);
+                path.truncate(length);
             }
             for (key, value) in after.iter().filter(|(key, _)| !before.contains_key(*key)) {
-                compare(&member(path, key), None, Some(value), found);
+                push_member(path, key);
+                compare(path, None, Some(value), found);
+                path.truncate(length);
             }
         }
         (Some(Value::Array(before)), Some(Value::Array(after))) => compare_lists(path, before, after, found),
-        (None, None) => {}
+        (before, after) if before == after => {}
         (before, after) => {
             found.push(Difference {
-                path: path.to_owned(),
+                path: path.clone(),
                 before: before.cloned(),
                 after: after.cloned(),
             });
@@ -60,19 +66,27 @@ fn element_key(before: &[Value], after: &[Value]) -> Option<&'static str> {
     })
 }
 
-fn compare_lists(path: &str, before: &[Value], after: &[Value], found: &mut Vec<Difference>) {
+fn compare_lists(path: &mut String, before: &[Value], after: &[Value], found: &mut Vec<Difference>) {
+    let length = path.len();
+    let mut element = |name: &dyn std::fmt::Display, before: Option<&Value>, after: Option<&Value>| {
+        path.push_str(&format!("[{name}]"));
+        compare(path, before, after, found);
+        path.truncate(length);
+    };
     if let Some(key) = element_key(before, after) {
-        let same = |one: &Value, other: &Value| string_at(one, &[key]) == string_at(other, &[key]);
-        let name = |element: &Value| string_at(element, &[key]).unwrap_or_default().to_owned();
-        for element in before {
-            let other = after.iter().find(|other| same(element, other));
-            compare(&format!("{path}[{}]", name(element)), Some(element), other, found);
+        let name = |element| string_at(element, &[key]).unwrap_or_default();
+        for one in before {
+            element(
+                &name(one),
+                Some(one),
+                after.iter().find(|other| name(other) == name(one)),
+            );
         }
-        for element in after
+        for one in after
             .iter()
-            .filter(|element| !before.iter().any(|other| same(element, other)))
+            .filter(|one| !before.iter().any(|other| name(other) == name(one)))
         {
-            compare(&format!("{path}[{}]", name(element)), None, Some(element), found);
+            element(&name(one), None, Some(one));
         }
         return;
     }
@@ -89,29 +103,28 @@ fn compare_lists(path: &str, before: &[Value], after: &[Value], found: &mut Vec<
         .take(rest)
         .take_while(|(one, other)| one == other)
         .count();
+    let middle = |list: &'_ [Value], index: usize| index < list.len() - tail;
     for index in start..before.len().max(after.len()) - tail {
-        let inside = |list: &'_ [Value]| index < list.len() - tail;
-        compare(
-            &format!("{path}[{index}]"),
-            before.get(index).filter(|_| inside(before)),
-            after.get(index).filter(|_| inside(after)),
-            found,
-        );
+        let before = before.get(index).filter(|_| middle(before, index));
+        element(&index, before, after.get(index).filter(|_| middle(after, index)));
     }
 }
 
-/// Path of a member of a map; names that are no plain words stand in brackets.
-fn member(path: &str, key: &str) -> String {
+/// Appends a member of a map to a path; names that are no plain words stand in brackets.
+fn push_member(path: &mut String, key: &str) {
     if !key
         .chars()
         .all(|letter| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-')
     {
-        format!("{path}[{key}]")
-    } else if path.is_empty() {
-        key.to_owned()
-    } else {
-        format!("{path}.{key}")
+        path.push('[');
+        path.push_str(key);
+        path.push(']');
+        return;
     }
+    if !path.is_empty() {
+        path.push('.');
+    }
+    path.push_str(key);
 }
 
 #[cfg(test)]

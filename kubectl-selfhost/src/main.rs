@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         }
     };
     match runtime.block_on(cli.run(&printer)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             printer.error(&error);
             ExitCode::from(error.exit_code())

@@ -357,13 +357,18 @@ pub fn changes(
         mutator: "template",
         source,
     })?;
+    // Two copies, of which one is a step behind: a step is a pure function, and doing it twice costs less than a new copy
+    // for each step.
+    let mut before = template.clone();
     let mut changes = Vec::new();
     for mutator in mutators {
-        let before = template.clone();
-        (mutator.apply)(&mut template, context).map_err(|source| BuildError {
-            mutator: mutator.name,
-            source,
-        })?;
+        let apply = |template: &mut Value| {
+            (mutator.apply)(template, context).map_err(|source| BuildError {
+                mutator: mutator.name,
+                source,
+            })
+        };
+        apply(&mut template)?;
         changes.extend(diff(&before, &template).into_iter().map(|difference| Change {
             path: difference.path,
             before: difference.before,
@@ -371,6 +376,7 @@ pub fn changes(
             mutator: mutator.name,
             reason: mutator.reason,
         }));
+        apply(&mut before)?;
     }
     Ok((changes, template))
 }

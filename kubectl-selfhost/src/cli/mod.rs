@@ -1,6 +1,8 @@
 //! What can be typed after `kubectl selfhost`.
 
+pub mod convert;
 pub mod node;
+pub mod revert;
 
 use clap::{Parser, Subcommand};
 use shared::printer::ConsoleFlags;
@@ -18,6 +20,14 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Show what convert would do, and what forbids it
+    Plan(Box<convert::PlanArgs>),
+    /// Convert the control plane of this node into DaemonSets
+    Convert(Box<convert::ConvertArgs>),
+    /// Show what serves each component on this node
+    Status(Box<revert::StatusArgs>),
+    /// Put the original static Pods back, and remove everything of ours
+    Revert(Box<revert::RevertArgs>),
     /// Run what nodes run
     #[command(subcommand, hide = true)]
     Node(node::NodeCommand),
@@ -30,13 +40,18 @@ impl Cli {
         Printer::new(self.console.color)
     }
 
-    /// Does it.
+    /// Does it, and returns the exit code.
     ///
     /// # Errors
     /// What went wrong, with hints, for people.
-    pub async fn run(self, printer: &Printer) -> Result<()> {
+    pub async fn run(self, printer: &Printer) -> Result<u8> {
         match self.command {
+            Command::Plan(args) => return convert::run_plan(*args, printer).await,
+            Command::Convert(args) => convert::run_convert(*args, printer).await,
+            Command::Status(args) => revert::run_status(*args, printer).await,
+            Command::Revert(args) => revert::run_revert(*args, printer).await,
             Command::Node(command) => node::run(command, printer).await,
-        }
+        }?;
+        Ok(0)
     }
 }

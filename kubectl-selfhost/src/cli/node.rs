@@ -53,6 +53,9 @@ pub struct GuardArgs {
     /// Where originals, fallbacks and verdicts lie
     #[arg(long, default_value = crate::names::STATE_DIR)]
     state_directory: PathBuf,
+    /// Build of this executable
+    #[arg(long, default_value = "")]
+    build: String,
 }
 
 /// See [`NodeCommand::AwaitPort`].
@@ -200,6 +203,7 @@ async fn run_guard(args: GuardArgs) -> Result<()> {
         manifest_directory: args.manifest_directory,
         kubeconfig: args.kubeconfig,
         state_directory: args.state_directory,
+        build: args.build,
     };
     guard::run(options, terminated()).await.context("the guard cannot go on")
 }

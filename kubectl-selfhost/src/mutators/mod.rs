@@ -23,7 +23,7 @@ pub use placement::GATE_OPEN;
 pub(crate) use carrier::{drop_carrier, merge_go_debug, set_environment};
 pub(crate) use command::permit_port_sharing;
 pub(crate) use placement::drop_leftovers;
-pub(crate) use probes::{drop_container_ports, is_own_probe, number_probe_ports};
+pub(crate) use probes::{drop_container_ports, is_own_probe, number_probe_ports, ready_path};
 
 /// Why a step cannot be done, with the field and the remedy.
 pub type MutationError = FieldError;

@@ -142,7 +142,7 @@ fn drop_probe_hosts(template: &mut Value, context: &Context) -> Result<(), Mutat
 }
 
 /// The path that tells whether a component is ready: `/readyz`, or `/healthz` where an older kubeadm used that.
-fn ready_path(spec: &ComponentSpec<'_>, component: Component) -> &'static str {
+pub(crate) fn ready_path(spec: &ComponentSpec<'_>, component: Component) -> &'static str {
     if component == Component::KubeApiserver || spec.probe_path("readinessProbe") == Some("/readyz") {
         "/readyz"
     } else {

@@ -115,9 +115,13 @@ pub fn is_shared(pid: u32, port: u16) -> Result<bool, PortError> {
 ///
 /// An MPTCP listener, which Go makes by default, refuses to carry a program (`EOPNOTSUPP`), and descriptors of others need
 /// rights that a component's own Pod does not have. So a plain socket joins the group for the blink of an eye, attaches
-/// the program and leaves, which needs nothing but the user of the listeners. While it is in the group the kernel may hand
-/// it a new connection; it drops what it gets, so that the client's kernel tries again a second later and meets a
-/// listener that stays, instead of being reset.
+/// the program and leaves, which needs nothing but the user of the listeners.
+///
+/// While it is in a group that is not steered yet, the kernel may hand it a new connection (some 20 microseconds). Two
+/// things keep that connection: its queue is full from the start, so that the kernel answers with a cookie that any
+/// listener of the group can redeem (tcp(7), `tcp_syncookies`), and where we may, a filter drops what it gets, so that
+/// the client's kernel tries again a second later. Since Linux 6.18 at the latest the filter needs `CAP_NET_ADMIN` on a TCP
+/// socket: the guard, which steers a group first, has it; a component's Pod does without.
 ///
 /// Returns how many groups were steered.
 ///
@@ -141,13 +145,18 @@ fn join_and_attach(address: SocketAddr, steering: Steering) -> Result<(), PortEr
     let socket = unbound(address.ip()).map_err(refused("socket"))?;
     socket.set_reuse_port(true).map_err(refused("setsockopt(SO_REUSEPORT)"))?;
     let drop_all = [SockFilter::new(0x06, 0, 0, 0)];
-    socket.attach_filter(&drop_all).map_err(refused("setsockopt(SO_ATTACH_FILTER)"))?;
+    match socket.attach_filter(&drop_all) {
+        Err(error) if error.kind() != io::ErrorKind::PermissionDenied => {
+            return Err(refused("setsockopt(SO_ATTACH_FILTER)")(error));
+        }
+        _ => {}
+    }
     socket.bind(&address.into()).map_err(refused("bind"))?;
     let mut program: Vec<libc::sock_filter> =
         steering.program().into_iter().map(|(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
     let len = u16::try_from(program.len()).map_err(|_| refused("a steering program that long")(io::ErrorKind::Other.into()))?;
     let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
-    socket.listen(1).map_err(refused("listen"))?;
+    socket.listen(0).map_err(refused("listen"))?;
     setsockopt(&socket, sockopt::AttachReusePortCbpf, &program)
         .map_err(|error| refused("setsockopt(SO_ATTACH_REUSEPORT_CBPF)")(error.into()))
 }

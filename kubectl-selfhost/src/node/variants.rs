@@ -2,7 +2,7 @@
 
 use crate::component_spec::{BindAddress, ComponentSpec};
 use crate::fallback::build_fallback;
-use crate::mutators::permit_port_sharing;
+use crate::mutators::{permit_port_sharing, ready_path};
 use crate::names::Component;
 use crate::node::await_port::describe;
 use serde_json::Value;
@@ -15,6 +15,8 @@ pub struct Endpoint {
     pub port: u16,
     /// The address it is told to bind.
     pub bound: IpAddr,
+    /// The path that tells whether it is ready.
+    pub path: &'static str,
 }
 
 impl Endpoint {
@@ -30,7 +32,7 @@ impl Endpoint {
             BindAddress::Unspecified => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             BindAddress::Loopback(address) | BindAddress::Specific(address) => address,
         };
-        Ok(Self { port, bound })
+        Ok(Self { port, bound, path: ready_path(&spec, component) })
     }
 
     /// The address at which the component can be asked on its own node.

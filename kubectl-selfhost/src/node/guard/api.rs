@@ -28,7 +28,7 @@ pub fn guard_annotation() -> String {
 pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(), String>) {
     let guard = GuardReport {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        build: build_of(std::env::current_exe().ok().as_deref()),
+        build: options.build.clone(),
         process: std::process::id(),
         steering_refused: trial.as_ref().err().cloned(),
     };
@@ -51,13 +51,6 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
         };
         tokio::time::sleep(if settled { IDLE } else { BUSY }).await;
     }
-}
-
-/// The directory that an executable lies in: builds are told apart by it.
-#[must_use]
-pub fn build_of(executable: Option<&Path>) -> String {
-    let directory = executable.and_then(Path::parent).and_then(Path::file_name);
-    directory.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 async fn talk(
@@ -172,11 +165,5 @@ mod tests {
         let written: BTreeMap<String, String> =
             first.iter().map(|(k, v)| (k.clone(), v.as_str().unwrap_or_default().to_owned())).collect();
         assert!(changes(&written, &BTreeMap::new(), &BTreeMap::new(), &guard).is_empty());
-    }
-
-    #[test]
-    fn a_build_is_named_by_its_directory() {
-        assert_eq!(build_of(Some(Path::new("/selfhost/bin/abc/kubectl-selfhost"))), "abc");
-        assert_eq!(build_of(None), "");
     }
 }

@@ -31,6 +31,8 @@ pub struct GuardOptions {
     pub kubeconfig: PathBuf,
     /// Our directory on the node.
     pub state_directory: PathBuf,
+    /// The build of this executable, which the CLI looks for in the report.
+    pub build: String,
 }
 
 /// What both threads share.

@@ -67,7 +67,7 @@ impl ComponentWorld {
     pub fn open(component: Component, state: &Path, manifests: &Path, grace: Duration) -> io::Result<Self> {
         let files = ComponentFiles::below(state, component);
         files::make_directory(files.directory(), 0o700)?;
-        files::make_directory(&files.run(), 0o777)?;
+        files::make_directory(&files.run(), 0o755)?;
         let memory = read_json(&files.memory())?.unwrap_or_default();
         let mut world = Self {
             component,
@@ -225,7 +225,7 @@ impl ComponentWorld {
         let Some(endpoint) = self.endpoint else { return false };
         let probe = Probe {
             address: SocketAddr::new(endpoint.probe_address(), port),
-            path: "/readyz".into(),
+            path: endpoint.path.into(),
             pids: vec![pid],
             timeout: Duration::from_secs(2),
         };

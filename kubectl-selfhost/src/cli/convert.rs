@@ -1,0 +1,154 @@
+//! `kubectl selfhost convert` and `plan`.
+
+use super::node::component;
+use crate::convert::{ConvertOptions, ModeChoice, convert, make_plan, refused};
+use crate::live::Live;
+use crate::mutators::{FeatureGates, Mode};
+use crate::names::Component;
+use crate::node::await_port::describe;
+use crate::plan::{Plan, PlanOptions, offline_plan};
+use crate::render::{daemon_sets_yaml, render_text};
+use clap::Args;
+use shared::kube_client::KubeFlags;
+use shared::output::{DryRun, DryRunFlags, OutputFlags, OutputFormat};
+use shared::prompt::YesFlags;
+use shared::table::Table;
+use shared::{Error, Printer, Result};
+use std::path::PathBuf;
+
+/// Exit code of `plan --exit-code` when there is something to do.
+pub const EXIT_CHANGES: u8 = 3;
+/// Exit code of `plan --exit-code` when something forbids it.
+pub const EXIT_FORBIDDEN: u8 = 4;
+
+/// What both commands are told.
+#[derive(Debug, Args)]
+pub struct WhatArgs {
+    /// Read the manifests of this directory instead of a node; needs no cluster
+    #[arg(long, value_name = "DIR")]
+    manifests: Option<PathBuf>,
+    /// Components to convert (can be repeated; default: all)
+    #[arg(long, value_parser = component, value_delimiter = ',', value_name = "COMPONENT")]
+    components: Vec<Component>,
+    /// How ports are handed over
+    #[arg(long, value_enum, default_value_t)]
+    mode: ModeChoice,
+    /// Feature gates, as NAME=true|false (can be repeated)
+    #[arg(long, value_name = "GATES", default_value = "")]
+    feature_gates: FeatureGates,
+    #[command(flatten)]
+    output: OutputFlags,
+    #[command(flatten)]
+    kube: KubeFlags,
+}
+
+/// See `plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    what: WhatArgs,
+    /// Exit with 3 when there is something to do, 4 when something forbids it, 0 when there is nothing to do
+    #[arg(long)]
+    exit_code: bool,
+}
+
+/// See `convert`.
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    #[command(flatten)]
+    what: WhatArgs,
+    #[command(flatten)]
+    yes: YesFlags,
+    #[command(flatten)]
+    dry_run: DryRunFlags,
+}
+
+impl WhatArgs {
+    fn options(&self, yes: bool, dry_run: DryRun) -> ConvertOptions {
+        let mut components = self.components.clone();
+        if components.is_empty() {
+            components = Component::ALL.to_vec();
+        }
+        components.sort_unstable();
+        components.dedup();
+        ConvertOptions {
+            components,
+            mode: self.mode,
+            yes,
+            dry_run,
+            output: self.output.output,
+            feature_gates: self.feature_gates.clone(),
+        }
+    }
+
+    fn offline(&self, directory: &std::path::Path) -> Result<Plan> {
+        let options = self.options(true, DryRun::Client);
+        let plan_options = PlanOptions {
+            components: options.components,
+            mode: if options.mode == ModeChoice::Gap { Mode::Gap } else { Mode::Steered },
+            feature_gates: options.feature_gates,
+            ..PlanOptions::new("BUILD")
+        };
+        offline_plan(directory, &plan_options).map_err(|error| {
+            Error::refused(format!("{} cannot be read", directory.display()))
+                .because(describe(&error))
+                .hint("name a kubelet's manifest directory, usually /etc/kubernetes/manifests")
+        })
+    }
+}
+
+fn print_plan(plan: &Plan, output: OutputFormat, printer: &Printer) -> Result<()> {
+    match output {
+        OutputFormat::Json | OutputFormat::Yaml => {
+            shared::output::print(printer, output, plan, |_| Table::new(["COMPONENT"]))
+        }
+        _ => {
+            let width = printer.stdout_width().unwrap_or(100);
+            printer.data(&render_text(plan, width, printer.color_stdout()))
+        }
+    }
+}
+
+/// Runs `plan`. Returns the exit code.
+///
+/// # Errors
+/// When there is no plan to be made.
+pub async fn run_plan(args: PlanArgs, printer: &Printer) -> Result<u8> {
+    let plan = match &args.what.manifests {
+        Some(directory) => args.what.offline(directory)?,
+        None => {
+            let live = Live::find(&args.what.kube).await?;
+            make_plan(live, &args.what.options(true, DryRun::Client)).await?.plan
+        }
+    };
+    print_plan(&plan, args.what.output.output, printer)?;
+    Ok(match (args.exit_code, plan.refusals.is_empty(), plan.has_changes()) {
+        (false, true, _) | (true, true, false) => 0,
+        (true, false, _) => EXIT_FORBIDDEN,
+        (false, false, _) => return Err(refused(&plan)),
+        (true, true, true) => EXIT_CHANGES,
+    })
+}
+
+/// Runs `convert`.
+///
+/// # Errors
+/// What forbids it, or what went wrong.
+pub async fn run_convert(args: ConvertArgs, printer: &Printer) -> Result<()> {
+    let dry_run = args.dry_run.dry_run;
+    let options = args.what.options(args.yes.yes, dry_run);
+    let Some(directory) = &args.what.manifests else {
+        let live = Live::find(&args.what.kube).await?;
+        return convert(live, &options, printer).await;
+    };
+    if dry_run != DryRun::Client {
+        return Err(Error::usage("--manifests reads a directory and changes nothing: it goes with --dry-run=client only"));
+    }
+    let plan = args.what.offline(directory)?;
+    match options.output {
+        OutputFormat::Yaml if plan.refusals.is_empty() => printer.data(&daemon_sets_yaml(&plan)?)?,
+        OutputFormat::Yaml => {}
+        other => print_plan(&plan, other, printer)?,
+    }
+    if plan.refusals.is_empty() { Ok(()) } else { Err(refused(&plan)) }
+}

@@ -1,0 +1,370 @@
+//! Every call that the CLI makes to the API, and nothing else: no decisions here.
+
+use crate::daemon_set::self_hosted_component_label_query;
+use crate::names::{Component, FIELD_MANAGER, NAMESPACE};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Secret};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams, PropagationPolicy,
+};
+use serde_json::{Value, json};
+use shared::kube_client::Cluster;
+use shared::{Error, Result};
+use std::collections::BTreeMap;
+
+/// Name of the Secret that keeps a node's original manifests in the cluster.
+#[must_use]
+pub fn originals_secret(node: &str) -> String {
+    format!("selfhost-originals-{node}")
+}
+
+/// The API of one cluster.
+#[derive(Clone, Debug)]
+pub struct ControlPlane {
+    /// The connection.
+    pub cluster: Cluster,
+}
+
+fn absent<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl ControlPlane {
+    /// Through that connection.
+    #[must_use]
+    pub fn new(cluster: Cluster) -> Self {
+        Self { cluster }
+    }
+
+    fn namespaced<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope>,
+        K::DynamicType: Default,
+    {
+        Api::namespaced(self.cluster.client.clone(), NAMESPACE)
+    }
+
+    fn all<K>(&self) -> Api<K>
+    where
+        K: kube::Resource,
+        K::DynamicType: Default,
+    {
+        Api::all(self.cluster.client.clone())
+    }
+
+    /// A Node.
+    ///
+    /// # Errors
+    /// As the API says; not found is an error of that cause.
+    pub async fn node(&self, name: &str) -> Result<Node> {
+        self.cluster.call(&format!("read Node {name}"), self.all::<Node>().get(name)).await
+    }
+
+    /// UID of the namespace kube-system: it names the cluster.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn cluster_uid(&self) -> Result<String> {
+        let namespace =
+            self.cluster.call("read Namespace kube-system", self.all::<Namespace>().get(NAMESPACE)).await?;
+        Ok(namespace.metadata.uid.unwrap_or_default())
+    }
+
+    /// Version of the API server.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn version(&self) -> Result<String> {
+        let info = self.cluster.call("read the version of the API server", self.cluster.client.apiserver_version()).await?;
+        Ok(info.git_version)
+    }
+
+    /// Sets (`Some`) or removes (`None`) annotations and labels of a Node.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn patch_node(
+        &self,
+        name: &str,
+        annotations: &[(String, Option<&str>)],
+        labels: &[(String, Option<&str>)],
+    ) -> Result<()> {
+        let map = |pairs: &[(String, Option<&str>)]| {
+            pairs.iter().map(|(key, value)| (key.clone(), json!(value))).collect::<serde_json::Map<_, _>>()
+        };
+        let patch = Patch::Merge(json!({"metadata": {"annotations": map(annotations), "labels": map(labels)}}));
+        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        let nodes = self.all::<Node>();
+        self.cluster.call(&format!("change Node {name}"), nodes.patch_metadata(name, &parameters, &patch)).await?;
+        Ok(())
+    }
+
+    /// All Nodes that carry a label.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn nodes_with_label(&self, label: &str) -> Result<Vec<String>> {
+        let parameters = ListParams::default().labels(label);
+        let nodes = self.all::<Node>();
+        let list = self.cluster.call("list Nodes", nodes.list_metadata(&parameters)).await?;
+        Ok(list.items.into_iter().filter_map(|node| node.metadata.name).collect())
+    }
+
+    /// Pods of the whole cluster that a node runs or is to run.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn pods_on(&self, node: &str) -> Result<Vec<Pod>> {
+        let parameters = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let pods = self.all::<Pod>();
+        Ok(self.cluster.call(&format!("list Pods of Node {node}"), pods.list(&parameters)).await?.items)
+    }
+
+    /// Pods in kube-system with that label query.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn pods(&self, labels: &str) -> Result<Vec<Pod>> {
+        let parameters = ListParams::default().labels(labels);
+        Ok(self.cluster.call("list Pods in kube-system", self.namespaced::<Pod>().list(&parameters)).await?.items)
+    }
+
+    /// Pods of a component's DaemonSet.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn self_hosted_pods(&self, component: Component) -> Result<Vec<Pod>> {
+        self.pods(&self_hosted_component_label_query(component)).await
+    }
+
+    /// Whether a Pod is there.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn pod(&self, name: &str) -> Result<Option<Pod>> {
+        absent(self.cluster.call(&format!("read Pod {name}"), self.namespaced::<Pod>().get(name)).await)
+    }
+
+    /// The last lines that a container wrote.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn last_log_lines(&self, pod: &str, container: &str, previous: bool) -> Result<String> {
+        let parameters =
+            LogParams { container: Some(container.to_owned()), previous, tail_lines: Some(5), ..LogParams::default() };
+        self.cluster.call(&format!("read the log of Pod {pod}"), self.namespaced::<Pod>().logs(pod, &parameters)).await
+    }
+
+    /// Asks whether a Pod would be admitted, without making it.
+    ///
+    /// # Errors
+    /// As the API says: what refuses it.
+    pub async fn would_admit_pod(&self, pod: &Value) -> Result<()> {
+        let pods = self.dynamic("v1", "Pod", "pods");
+        let object = object(pod)?;
+        let parameters = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.into()) };
+        self.cluster.call("try a Pod in kube-system", pods.create(&parameters, &object)).await?;
+        Ok(())
+    }
+
+    fn dynamic(&self, version: &str, kind: &str, plural: &str) -> Api<DynamicObject> {
+        let (group, version) = version.rsplit_once('/').unwrap_or(("", version));
+        let resource = ApiResource {
+            group: group.into(),
+            version: version.into(),
+            api_version: if group.is_empty() { version.into() } else { format!("{group}/{version}") },
+            kind: kind.into(),
+            plural: plural.into(),
+        };
+        Api::namespaced_with(self.cluster.client.clone(), NAMESPACE, &resource)
+    }
+
+    /// A component's DaemonSet.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn daemon_set(&self, component: Component) -> Result<Option<DaemonSet>> {
+        let name = component.daemon_set_name();
+        absent(self.cluster.call(&format!("read DaemonSet {name}"), self.namespaced::<DaemonSet>().get(&name)).await)
+    }
+
+    /// Makes a DaemonSet as it is given, unknown fields and all.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn create_daemon_set(&self, daemon_set: &Value, dry_run: bool) -> Result<()> {
+        let object = object(daemon_set)?;
+        let name = object.metadata.name.clone().unwrap_or_default();
+        let parameters = PostParams { dry_run, field_manager: Some(FIELD_MANAGER.into()) };
+        let api = self.dynamic("apps/v1", "DaemonSet", "daemonsets");
+        self.cluster.call(&format!("create DaemonSet {name}"), api.create(&parameters, &object)).await?;
+        Ok(())
+    }
+
+    /// Removes a component's DaemonSet; `keep_pods` leaves its Pods.
+    ///
+    /// # Errors
+    /// As the API says; that it is not there is fine.
+    pub async fn delete_daemon_set(&self, component: Component) -> Result<()> {
+        let name = component.daemon_set_name();
+        let parameters =
+            DeleteParams { propagation_policy: Some(PropagationPolicy::Background), ..DeleteParams::default() };
+        let api = self.namespaced::<DaemonSet>();
+        absent(self.cluster.call(&format!("delete DaemonSet {name}"), api.delete(&name, &parameters)).await).map(drop)
+    }
+
+    /// A component's Lease.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn lease(&self, name: &str) -> Result<Option<Lease>> {
+        absent(self.cluster.call(&format!("read Lease {name}"), self.namespaced::<Lease>().get(name)).await)
+    }
+
+    /// Writes a Lease that was read before; a change in between is an error (409).
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn replace_lease(&self, lease: &Lease) -> Result<()> {
+        let name = lease.metadata.name.clone().unwrap_or_default();
+        let api = self.namespaced::<Lease>();
+        self.cluster.call(&format!("release Lease {name}"), api.replace(&name, &PostParams::default(), lease)).await?;
+        Ok(())
+    }
+
+    /// EndpointSlice and Endpoints of the Service `default/kubernetes`.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn own_endpoints(&self) -> Result<(Option<EndpointSlice>, Option<Endpoints>)> {
+        let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), "default");
+        let endpoints: Api<Endpoints> = Api::namespaced(self.cluster.client.clone(), "default");
+        let slice = absent(self.cluster.call("read EndpointSlice default/kubernetes", slices.get("kubernetes")).await)?;
+        let endpoints = absent(self.cluster.call("read Endpoints default/kubernetes", endpoints.get("kubernetes")).await)?;
+        Ok((slice, endpoints))
+    }
+
+    /// The EndpointSlice alone; cheap enough to be asked often.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn own_endpoint_slice(&self) -> Result<Option<EndpointSlice>> {
+        let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), "default");
+        absent(self.cluster.call("read EndpointSlice default/kubernetes", slices.get("kubernetes")).await)
+    }
+
+    /// Writes the addresses back.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn restore_own_endpoints(&self, slice: &EndpointSlice, endpoints: Option<&Endpoints>) -> Result<()> {
+        let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), "default");
+        let patch = Patch::Merge(json!({"endpoints": slice.endpoints, "ports": slice.ports}));
+        let parameters = PatchParams::default();
+        self.cluster
+            .call("write EndpointSlice default/kubernetes", slices.patch("kubernetes", &parameters, &patch))
+            .await?;
+        if let Some(saved) = endpoints {
+            let endpoints: Api<Endpoints> = Api::namespaced(self.cluster.client.clone(), "default");
+            let patch = Patch::Merge(json!({"subsets": saved.subsets}));
+            self.cluster
+                .call("write Endpoints default/kubernetes", endpoints.patch("kubernetes", &parameters, &patch))
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Keeps a node's original manifests in the cluster.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn save_originals(&self, node: &str, files: &BTreeMap<String, Vec<u8>>) -> Result<()> {
+        let name = originals_secret(node);
+        let data: BTreeMap<String, ByteString> =
+            files.iter().map(|(name, bytes)| (name.clone(), ByteString(bytes.clone()))).collect();
+        let object = json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER}},
+            "type": "Opaque",
+            "data": data,
+        });
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        let api = self.namespaced::<Secret>();
+        self.cluster.call(&format!("write Secret {name}"), api.patch(&name, &parameters, &Patch::Apply(object))).await?;
+        Ok(())
+    }
+
+    /// A node's original manifests as the cluster keeps them.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn originals(&self, node: &str) -> Result<Option<BTreeMap<String, Vec<u8>>>> {
+        let name = originals_secret(node);
+        let secret = absent(self.cluster.call(&format!("read Secret {name}"), self.namespaced::<Secret>().get(&name)).await)?;
+        Ok(secret.map(|secret| {
+            secret.data.unwrap_or_default().into_iter().map(|(name, bytes)| (name, bytes.0)).collect()
+        }))
+    }
+
+    /// Removes them.
+    ///
+    /// # Errors
+    /// As the API says; that they are not there is fine.
+    pub async fn delete_originals(&self, node: &str) -> Result<()> {
+        let name = originals_secret(node);
+        let api = self.namespaced::<Secret>();
+        absent(self.cluster.call(&format!("delete Secret {name}"), api.delete(&name, &DeleteParams::default())).await)
+            .map(drop)
+    }
+
+    /// All admission webhooks.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn webhooks(&self) -> Result<(Vec<ValidatingWebhookConfiguration>, Vec<MutatingWebhookConfiguration>)> {
+        let all = ListParams::default();
+        let validating = self.all::<ValidatingWebhookConfiguration>();
+        let mutating = self.all::<MutatingWebhookConfiguration>();
+        Ok((
+            self.cluster.call("list ValidatingWebhookConfigurations", validating.list(&all)).await?.items,
+            self.cluster.call("list MutatingWebhookConfigurations", mutating.list(&all)).await?.items,
+        ))
+    }
+
+    /// Whether the user may do that.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn may(&self, verb: &str, group: &str, resource: &str, namespace: &str) -> Result<bool> {
+        let review = SelfSubjectAccessReview {
+            spec: SelfSubjectAccessReviewSpec {
+                resource_attributes: Some(ResourceAttributes {
+                    verb: Some(verb.into()),
+                    group: Some(group.into()),
+                    resource: Some(resource.into()),
+                    namespace: Some(namespace.into()),
+                    ..ResourceAttributes::default()
+                }),
+                ..SelfSubjectAccessReviewSpec::default()
+            },
+            ..SelfSubjectAccessReview::default()
+        };
+        let api = self.all::<SelfSubjectAccessReview>();
+        let review = self.cluster.call("ask for your permissions", api.create(&PostParams::default(), &review)).await?;
+        Ok(review.status.is_some_and(|status| status.allowed))
+    }
+}
+
+fn object(value: &Value) -> Result<DynamicObject> {
+    serde_json::from_value(value.clone()).map_err(|error| Error::new("an object cannot be sent").because(error))
+}

@@ -1,0 +1,120 @@
+//! The static Pod of the guard.
+
+use crate::names::{BIN_DIR, BIN_MOUNT, BIN_NAME, FIELD_MANAGER, GUARD, NAMESPACE, STATE_DIR};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What differs from node to node.
+#[derive(Clone, Copy, Debug)]
+pub struct GuardPlace<'a> {
+    /// Name of the Node.
+    pub node_name: &'a str,
+    /// The kubelet's manifest directory.
+    pub manifest_directory: &'a Path,
+    /// The kubelet's kubeconfig.
+    pub kubeconfig: &'a Path,
+    /// Directory of the kubelet's rotating certificates, which its kubeconfig names.
+    pub kubelet_certificates: &'a Path,
+    /// An image that is on the node already: our executable needs nothing of it.
+    pub image: &'a str,
+    /// Build of the executable; see [`BIN_DIR`].
+    pub build: &'a str,
+}
+
+/// The guard's Pod. hostPath volumes only and no API object: it starts without an API.
+///
+/// Capabilities: `SYS_PTRACE` makes a live socket share its port; `NET_ADMIN` steers it without losing a connection (see
+/// [`crate::node::ports::steer`]); `CHOWN`, `FOWNER` and `DAC_OVERRIDE` put manifests back
+/// with the owner and mode they had.
+#[must_use]
+pub fn guard_pod(place: GuardPlace<'_>) -> Value {
+    let GuardPlace { node_name, manifest_directory, kubeconfig, kubelet_certificates, image, build } = place;
+    let host = |name: &str, path: &Path, kind: &str| json!({"name": name, "hostPath": {"path": path, "type": kind}});
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": GUARD,
+            "namespace": NAMESPACE,
+            "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER, "component": GUARD, "tier": "control-plane"},
+        },
+        "spec": {
+            "hostNetwork": true,
+            "hostPID": true,
+            "priorityClassName": "system-node-critical",
+            "terminationGracePeriodSeconds": 5,
+            "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "guard",
+                "image": image,
+                "imagePullPolicy": "IfNotPresent",
+                "command": [
+                    format!("{BIN_MOUNT}/{BIN_NAME}"), "node", "guard",
+                    "--node-name", node_name,
+                    "--manifest-directory", manifest_directory,
+                    "--kubeconfig", kubeconfig,
+                    "--state-directory", STATE_DIR,
+                    "--build", build,
+                ],
+                "resources": {"requests": {"cpu": "10m", "memory": "24Mi"}, "limits": {"memory": "96Mi"}},
+                "securityContext": {
+                    "allowPrivilegeEscalation": false,
+                    "readOnlyRootFilesystem": true,
+                    "capabilities": {"drop": ["ALL"], "add": ["CHOWN", "DAC_OVERRIDE", "FOWNER", "NET_ADMIN", "SYS_PTRACE"]},
+                },
+                "volumeMounts": [
+                    {"name": "bin", "mountPath": BIN_MOUNT, "readOnly": true},
+                    {"name": "state", "mountPath": STATE_DIR},
+                    {"name": "manifests", "mountPath": manifest_directory},
+                    {"name": "kubeconfig", "mountPath": kubeconfig, "readOnly": true},
+                    {"name": "kubelet-certificates", "mountPath": kubelet_certificates, "readOnly": true},
+                ],
+            }],
+            "volumes": [
+                host("bin", &Path::new(BIN_DIR).join(build), "Directory"),
+                host("state", Path::new(STATE_DIR), "Directory"),
+                host("manifests", manifest_directory, "Directory"),
+                host("kubeconfig", kubeconfig, "File"),
+                host("kubelet-certificates", kubelet_certificates, "Directory"),
+            ],
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_refers_to_no_api_object_and_mounts_what_it_needs_and_no_more() {
+        let pod = guard_pod(GuardPlace {
+            node_name: "cp-1",
+            manifest_directory: Path::new("/etc/kubernetes/manifests"),
+            kubeconfig: Path::new("/etc/kubernetes/kubelet.conf"),
+            kubelet_certificates: Path::new("/var/lib/kubelet/pki"),
+            image: "registry.k8s.io/kube-apiserver:v1.36.3",
+            build: "0123456789ab",
+        });
+        assert!(pod["spec"].get("serviceAccountName").is_none());
+        let paths: Vec<&str> =
+            pod["spec"]["volumes"].as_array().unwrap().iter().map(|v| v["hostPath"]["path"].as_str().unwrap()).collect();
+        assert_eq!(
+            paths,
+            [
+                "/opt/selfhost/bin/0123456789ab",
+                "/var/lib/selfhost",
+                "/etc/kubernetes/manifests",
+                "/etc/kubernetes/kubelet.conf",
+                "/var/lib/kubelet/pki",
+            ]
+        );
+        let writable: Vec<&str> = pod["spec"]["containers"][0]["volumeMounts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|mount| mount.get("readOnly").is_none())
+            .map(|mount| mount["name"].as_str().unwrap())
+            .collect();
+        assert_eq!(writable, ["state", "manifests"]);
+    }
+}

@@ -1,0 +1,271 @@
+//! One component of one node, from its static Pod to its DaemonSet's Pod: the CLI's side, step by step.
+//!
+//! Each step looks first and does only what is not done yet, so that a run that was killed at any instant is finished by
+//! the next one. What happens on the node is the guard's work; this side states what is wanted and waits.
+
+use crate::cluster::ControlPlane;
+use crate::leadership;
+use crate::names::Component;
+use crate::node::state::{Desired, Report, State};
+use crate::observe::{PodFacts, node_facts, pod_facts};
+use crate::own_endpoints;
+use serde_json::Value;
+use shared::progress::Reporter;
+use shared::wait::{self, Poll};
+use shared::{Error, Result};
+use std::time::Duration;
+
+/// How often the API is asked while something is waited for.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// Creation, scheduling, and the start of the init container. The image is on the node already.
+const POD_DEADLINE: Duration = Duration::from_secs(90);
+/// The guard's own deadline of 120 s, the pause, the old process's grace of 30 s, and some.
+const HAND_OVER_DEADLINE: Duration = Duration::from_secs(200);
+/// Steps that [`hand_over`] reports.
+pub const STEPS: u64 = 4;
+
+/// One hand-over.
+#[derive(Clone, Copy, Debug)]
+pub struct HandOver<'a> {
+    /// The API.
+    pub control_plane: &'a ControlPlane,
+    /// Name of the Node.
+    pub node: &'a str,
+    /// Which component.
+    pub component: Component,
+    /// Its DaemonSet as planned; absent when it exists and this run only carries on.
+    pub daemon_set: Option<&'a Value>,
+    /// With or without a gap.
+    pub desired: Desired,
+}
+
+impl HandOver<'_> {
+    fn task(&self) -> &'static str {
+        self.component.name()
+    }
+
+    fn waiting_for<'a>(&self, reporter: &'a dyn Reporter) -> impl FnMut(&str) + 'a {
+        let task = self.task();
+        move |what| reporter.waiting(task, what)
+    }
+
+    async fn report(&self) -> Result<Option<Report>> {
+        let node = node_facts(&self.control_plane.node(self.node).await?);
+        Ok(node.reports.get(&self.component).cloned())
+    }
+
+    /// The Pod of the DaemonSet on this node; of two, the newer one.
+    async fn pod(&self) -> Result<Option<PodFacts>> {
+        let mut pods = self.control_plane.self_hosted_pods(self.component).await?;
+        pods.retain(|pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).is_none_or(|name| name == self.node));
+        pods.sort_by_key(|pod| pod.metadata.creation_timestamp.clone());
+        Ok(pods.last().map(|pod| pod_facts(pod, self.component.name())))
+    }
+
+    /// Does it.
+    ///
+    /// # Errors
+    /// What went wrong, after the component has been put back to its static Pod where that was still possible.
+    pub async fn run(&self, reporter: &dyn Reporter) -> Result<()> {
+        match self.forward(reporter).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.roll_back(error, reporter).await),
+        }
+    }
+
+    async fn forward(&self, reporter: &dyn Reporter) -> Result<()> {
+        let (control_plane, component) = (self.control_plane, self.component);
+        if let Some(daemon_set) = self.daemon_set {
+            reporter.waiting(self.task(), "the DaemonSet to be applied");
+            control_plane.create_daemon_set(daemon_set, false).await?;
+        }
+        control_plane.patch_node(self.node, &[], &[(component.gate_label(), Some("enabled"))]).await?;
+        reporter.step(self.task(), &format!("DaemonSet {} applied, Node gated", component.daemon_set_name()));
+        self.await_pod(reporter).await?;
+        reporter.step(self.task(), "its Pod waits on the node");
+
+        let leader = leadership::holder(control_plane, component).await?;
+        let saved = if component == Component::KubeApiserver { own_endpoints::save(control_plane).await? } else { None };
+        self.ask_guard().await?;
+        tokio::select! {
+            done = self.await_guard(reporter) => done?,
+            () = own_endpoints::keep(control_plane, saved.as_ref()) => {}
+        }
+        self.release_lease(leader.as_deref(), reporter).await?;
+        reporter.step(self.task(), "the old process is gone");
+        Ok(())
+    }
+
+    async fn await_pod(&self, reporter: &dyn Reporter) -> Result<()> {
+        let what = format!("the Pod of DaemonSet {} to wait on Node {}", self.component.daemon_set_name(), self.node);
+        wait::until(&what, POD_DEADLINE, INTERVAL, self.waiting_for(reporter), async || {
+            wait::tolerate(self.pod().await.map(|pod| match pod {
+                None => Poll::Pending("the controller manager to create its Pod".into()),
+                Some(pod) if pod.awaiting || pod.ready => Poll::Ready(()),
+                // it came up in an earlier run
+                Some(pod) if pod.trouble.as_deref().is_some_and(|trouble| trouble.starts_with("running")) => Poll::Ready(()),
+                Some(pod) => match pod.trouble {
+                    Some(trouble) => Poll::Pending(format!("Pod {}: {trouble}", pod.name)),
+                    None => Poll::Pending(format!("Pod {} to start its init container", pod.name)),
+                },
+            }))
+        })
+        .await
+    }
+
+    /// States what is wanted. A wish that the guard gave up before is withdrawn first: only then it is tried again.
+    async fn ask_guard(&self) -> Result<()> {
+        let name = self.component.desired_annotation();
+        if self.report().await?.is_some_and(|report| report.given_up == Some(self.desired)) {
+            self.control_plane.patch_node(self.node, &[(name.clone(), None)], &[]).await?;
+            let what = format!("the guard of Node {} to forget the earlier attempt", self.node);
+            wait::until(&what, Duration::from_secs(20), INTERVAL, |_| {}, async || {
+                wait::tolerate(self.report().await.map(|report| match report {
+                    Some(report) if report.given_up.is_none() => Poll::Ready(()),
+                    _ => Poll::Pending("its report still names it".into()),
+                }))
+            })
+            .await?;
+        }
+        self.control_plane.patch_node(self.node, &[(name, Some(self.desired.as_str()))], &[]).await
+    }
+
+    async fn await_guard(&self, reporter: &dyn Reporter) -> Result<()> {
+        let what = format!("{} to be self-hosted on Node {}", self.component, self.node);
+        let mut handed = false;
+        wait::until(&what, HAND_OVER_DEADLINE, INTERVAL, self.waiting_for(reporter), async || {
+            wait::tolerate(async {
+                let Some(report) = self.report().await? else {
+                    return Ok(Poll::Pending("the guard to report".into()));
+                };
+                if report.given_up == Some(self.desired) {
+                    return Err(self.given_up(&report).await);
+                }
+                if !handed && report.state == State::Both && report.step.contains("old process") {
+                    handed = true;
+                    reporter.step(self.task(), "proved healthy, static manifest taken out");
+                }
+                if report.desired == self.desired && report.settled && report.state == State::SelfHosted {
+                    return Ok(Poll::Ready(()));
+                }
+                Ok(Poll::Pending(awaited(&report)))
+            }
+            .await)
+        })
+        .await?;
+        if !handed {
+            reporter.step(self.task(), "proved healthy, static manifest taken out");
+        }
+        Ok(())
+    }
+
+    async fn given_up(&self, report: &Report) -> Error {
+        let why = report.error.clone().unwrap_or_else(|| "the guard gave the hand-over up".into());
+        let mut error = Error::new(format!("{} was not converted; its static Pod serves as before", self.component)).because(why);
+        if let Ok(Some(pod)) = self.pod().await {
+            error = error.because(describe_pod(self.control_plane, &pod).await);
+        }
+        error
+    }
+
+    /// Leadership must not wait for the old holder's Lease to run out.
+    async fn release_lease(&self, before: Option<&str>, reporter: &dyn Reporter) -> Result<()> {
+        if before.is_none() {
+            return Ok(());
+        }
+        let what = format!("another {} to lead", self.component);
+        wait::until(&what, Duration::from_secs(30), INTERVAL, self.waiting_for(reporter), async || {
+            wait::tolerate(async {
+                match leadership::holder(self.control_plane, self.component).await? {
+                    Some(now) if Some(now.as_str()) != before => Ok(Poll::Ready(())),
+                    _ => match leadership::release(self.control_plane, self.component, before).await {
+                        Ok(_) => Ok(Poll::Pending("the new process to take the Lease".into())),
+                        // somebody else wrote it in between
+                        Err(error) if error.cause() == shared::error::Cause::Conflict => {
+                            Ok(Poll::Pending("the Lease to be free".into()))
+                        }
+                        Err(error) => Err(error),
+                    },
+                }
+            }
+            .await)
+        })
+        .await
+    }
+
+    /// After a failure: back to the static Pod, if it has not been taken out.
+    async fn roll_back(&self, error: Error, reporter: &dyn Reporter) -> Error {
+        let resume = "run the same command again: it carries on from here";
+        match self.report().await {
+            Ok(Some(report)) if report.state == State::SelfHosted || report.state == State::Fallback => {
+                return error.hint(resume);
+            }
+            Ok(_) => {}
+            Err(_) => return error.hint(resume),
+        }
+        reporter.waiting(self.task(), "the static Pod to be alone again");
+        match self.take_back(reporter).await {
+            Ok(()) => error.hint("nothing was changed for good; mend the cause and run the same command again"),
+            Err(second) => error.because(format!("and taking it back failed: {second}")).hint(resume),
+        }
+    }
+
+    async fn take_back(&self, reporter: &dyn Reporter) -> Result<()> {
+        let component = self.component;
+        let name = component.desired_annotation();
+        self.control_plane.patch_node(self.node, &[(name, Some(Desired::Static.as_str()))], &[]).await?;
+        let what = format!("the guard of Node {} to hold {component} back", self.node);
+        wait::until(&what, Duration::from_secs(30), INTERVAL, self.waiting_for(reporter), async || {
+            wait::tolerate(self.report().await.map(|report| match report {
+                Some(report) if report.desired == Desired::Static => Poll::Ready(()),
+                _ => Poll::Pending("its report".into()),
+            }))
+        })
+        .await?;
+        self.control_plane.patch_node(self.node, &[], &[(component.gate_label(), None)]).await?;
+        if self.control_plane.nodes_with_label(&component.gate_label()).await?.is_empty() {
+            self.control_plane.delete_daemon_set(component).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What a guard that has not settled is waited for, as it reads after "waiting for".
+#[must_use]
+pub fn awaited(report: &Report) -> String {
+    let step = match (report.step.strip_prefix("waiting for "), report.step.as_str()) {
+        (Some(awaited), _) => awaited.to_owned(),
+        (None, "") => "the guard to see it".to_owned(),
+        (None, doing) => format!("the guard, which is {doing}"),
+    };
+    match &report.error {
+        Some(error) => format!("{step}; {error}"),
+        None => step,
+    }
+}
+
+/// A Pod's name, why it does not run, and the last line that it wrote.
+pub async fn describe_pod(control_plane: &ControlPlane, pod: &PodFacts) -> String {
+    let trouble = pod.trouble.clone().unwrap_or_else(|| if pod.ready { "ready".into() } else { "not ready".into() });
+    let mut text = format!("Pod {}: {trouble}", pod.name);
+    if let Some(line) = last_log_line(control_plane, pod).await {
+        text.push_str(&format!("; it last wrote: {line}"));
+    }
+    text
+}
+
+/// The last line that a Pod's component wrote: of the running container, else of the one before.
+pub async fn last_log_line(control_plane: &ControlPlane, pod: &PodFacts) -> Option<String> {
+    for previous in [false, true] {
+        if previous && !pod.ended {
+            break;
+        }
+        if let Ok(text) = control_plane.last_log_lines(&pod.name, &pod.container, previous).await
+            && let Some(line) = text.lines().rev().map(str::trim).find(|line| !line.is_empty())
+        {
+            let line = shared::printer::printable(line).into_owned();
+            return Some(line.chars().take(300).collect());
+        }
+    }
+    None
+}

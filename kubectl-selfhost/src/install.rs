@@ -1,0 +1,194 @@
+//! Our files on this node: the executable, the directory of the guard's state, the guard's manifest.
+
+use crate::guard_manifest::{GuardPlace, guard_pod};
+use crate::local_node::LocalNode;
+use crate::manifest::sha256_hex;
+use crate::names::{BIN_DIR, BIN_NAME, GUARD, STATE_DIR};
+use crate::node::guard::files::{self, Attributes};
+use shared::{Context, Error, Result};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// An executable that nodes can run.
+#[derive(Clone, Debug)]
+pub struct NodeBinary {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Start of its SHA-256: the name of its directory.
+    pub build: String,
+}
+
+impl NodeBinary {
+    /// This very executable.
+    ///
+    /// # Errors
+    /// It cannot be read, or it is not statically linked: the images of the components have no libraries.
+    pub fn of_this_process() -> Result<Self> {
+        let path = std::env::current_exe().context("this executable cannot be found")?;
+        let bytes = std::fs::read(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+        check_elf(&bytes).map_err(|why| {
+            Error::refused(format!("{} cannot run inside the Pods of the control plane", path.display()))
+                .because(why)
+                .hint("use the release archive, or build it with RUSTFLAGS=\"-C target-feature=+crt-static\" and --target")
+        })?;
+        let build = sha256_hex(&bytes)[..12].to_owned();
+        Ok(Self { bytes, build })
+    }
+
+    /// Where it lies on the node.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        Path::new(BIN_DIR).join(&self.build).join(BIN_NAME)
+    }
+}
+
+/// Whether an ELF file needs nothing but a kernel of this machine's kind.
+///
+/// Reads the ELF header and the program headers (System V ABI, "Object Files"): no interpreter may be asked for.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn check_elf(bytes: &[u8]) -> std::result::Result<(), String> {
+    const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+    const INTERPRETER: u32 = 3;
+    let short = || "the file is cut short".to_owned();
+    let half = |at: usize| bytes.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]])).ok_or_else(short);
+    if bytes.get(..6) != Some(b"\x7fELF\x02\x01") {
+        return Err("it is not a 64-bit Linux executable".into());
+    }
+    if half(18)? != MACHINE {
+        return Err("it is made for another kind of processor".into());
+    }
+    let table = bytes.get(32..40).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes).ok_or_else(short)?;
+    let table = usize::try_from(table).map_err(|_| short())?;
+    let (size, count) = (usize::from(half(54)?), usize::from(half(56)?));
+    for n in 0..count {
+        let at = table.saturating_add(n.saturating_mul(size));
+        let kind = bytes.get(at..at.saturating_add(4)).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
+        if kind.ok_or_else(short)? == INTERPRETER {
+            return Err("it is dynamically linked, and the images of the components have no libraries".into());
+        }
+    }
+    Ok(())
+}
+
+/// Installs the executable, if it is not there already, and proves that it runs from there.
+///
+/// # Errors
+/// It cannot be written, or the system does not let it run (noexec, an allow-list of executables).
+pub fn install_binary(binary: &NodeBinary) -> Result<()> {
+    let path = binary.path();
+    if std::fs::read(&path).ok().as_deref() != Some(&binary.bytes) {
+        files::make_directory(Path::new(BIN_DIR), 0o755).context("the executable cannot be installed")?;
+        files::make_directory(&Path::new(BIN_DIR).join(&binary.build), 0o755).context("the executable cannot be installed")?;
+        files::write(&path, &binary.bytes, Attributes::mode(0o755)).context("the executable cannot be installed")?;
+    }
+    let output = Command::new(&path).arg("--version").output().map_err(|error| {
+        Error::refused(format!("{} was installed, but the system does not let it run", path.display()))
+            .because(error)
+            .hint("look for a noexec mount or an allow-list of executables (fapolicyd) on this node")
+    })?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(Error::new(format!("{} does not run on this node", path.display()))
+            .because(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    }
+}
+
+/// Makes the directories that the Pods of the components mount, so that a Pod that comes early finds them.
+///
+/// # Errors
+/// Names the directory.
+pub fn install_state_directory() -> Result<()> {
+    files::make_directory(Path::new(STATE_DIR), 0o700).context("the state directory cannot be made")?;
+    for component in crate::names::Component::ALL {
+        let files = crate::node::state::ComponentFiles::new(component);
+        files::make_directory(files.directory(), 0o700).context("the state directory cannot be made")?;
+        files::make_directory(&files.run(), 0o755).context("the state directory cannot be made")?;
+    }
+    Ok(())
+}
+
+/// Path of the guard's manifest.
+#[must_use]
+pub fn guard_manifest_path(node: &LocalNode) -> PathBuf {
+    node.manifest_directory.join(format!("{GUARD}.yaml"))
+}
+
+/// Puts the guard's manifest in, if it is not there just so already. Returns whether it was changed.
+///
+/// # Errors
+/// It cannot be written.
+pub fn install_guard(node: &LocalNode, node_name: &str, image: &str, build: &str) -> Result<bool> {
+    let pod = guard_pod(GuardPlace {
+        node_name,
+        manifest_directory: &node.manifest_directory,
+        kubeconfig: &node.kubelet_kubeconfig,
+        kubelet_certificates: &node.kubelet_certificates,
+        image,
+        build,
+    });
+    let text = shared::yaml::to_string(&pod)?;
+    let path = guard_manifest_path(node);
+    if std::fs::read(&path).ok().as_deref() == Some(text.as_bytes()) {
+        return Ok(false);
+    }
+    files::write(&path, text.as_bytes(), Attributes::mode(0o600)).context("the guard cannot be installed")?;
+    Ok(true)
+}
+
+/// Takes the guard's manifest out; the kubelet ends it.
+///
+/// # Errors
+/// It cannot be removed.
+pub fn remove_guard(node: &LocalNode) -> Result<()> {
+    files::remove(&guard_manifest_path(node)).context("the guard cannot be removed")
+}
+
+/// Removes everything that we installed. The guard must be gone.
+///
+/// # Errors
+/// Names what cannot be removed.
+pub fn remove_files() -> Result<()> {
+    for directory in [Path::new(BIN_DIR), Path::new(STATE_DIR)] {
+        match std::fs::remove_dir_all(directory) {
+            Ok(()) => {}
+            // a mount point of its own cannot be removed, only emptied
+            Err(_) if std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::new(format!("{} cannot be removed", directory.display())).because(error)),
+        }
+    }
+    // /opt/selfhost itself, when nothing else is in it
+    if let Some(parent) = Path::new(BIN_DIR).parent() {
+        let _ = std::fs::remove_dir(parent);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_static_executables_of_this_machine_pass() {
+        let dynamic = std::fs::read("/bin/sh").unwrap();
+        assert!(check_elf(&dynamic).unwrap_err().contains("dynamically linked"));
+        assert!(check_elf(b"#!/bin/sh\n").unwrap_err().contains("not a 64-bit"));
+        assert!(check_elf(&dynamic[..60]).unwrap_err().contains("cut short"));
+        let mut other = dynamic.clone();
+        other[18] = 243; // RISC-V
+        assert!(check_elf(&other).unwrap_err().contains("another kind of processor"));
+        let mut fixed = dynamic;
+        // the same file without the request for an interpreter passes
+        let table = usize::try_from(u64::from_le_bytes(fixed[32..40].try_into().unwrap())).unwrap();
+        let (size, count) = (usize::from(fixed[54]), usize::from(fixed[56]));
+        for n in 0..count {
+            if fixed[table + n * size] == 3 {
+                fixed[table + n * size] = 0;
+            }
+        }
+        check_elf(&fixed).unwrap();
+    }
+}

@@ -1,0 +1,368 @@
+//! What the API shows of a node's control plane, reduced to the facts that decisions need.
+
+use crate::cluster::ControlPlane;
+use crate::names::{AWAIT_CONTAINER, Component, FIELD_MANAGER, GUARD};
+use crate::node::guard::api::guard_annotation;
+use crate::node::state::{Desired, GuardReport, Report};
+use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Serialize;
+use shared::Result;
+use std::collections::BTreeMap;
+
+/// A Pod that belongs to a component on a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodFacts {
+    /// Its name.
+    pub name: String,
+    /// Whether it stands for a static Pod.
+    pub mirror: bool,
+    /// Whether it is being deleted.
+    pub terminating: bool,
+    /// Whether it is Ready.
+    pub ready: bool,
+    /// Whether it waits in our init container.
+    pub awaiting: bool,
+    /// Restarts of the component's container.
+    pub restarts: i32,
+    /// Image of the component.
+    pub image: String,
+    /// Why it does not run, in the cluster's words: reason and message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// Name of the component's container.
+    pub container: String,
+    /// The container has ended at least once: its previous log is worth reading.
+    pub ended: bool,
+}
+
+/// A Node.
+#[derive(Clone, Debug, Default)]
+pub struct NodeFacts {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// Whether it is Ready; else why not.
+    pub not_ready: Option<String>,
+    /// The first InternalIP.
+    pub address: Option<String>,
+    /// All InternalIPs.
+    pub addresses: Vec<String>,
+    /// CPU that Pods may request, in thousandths of a core.
+    pub allocatable_cpu: i64,
+    /// The Cluster API object that owns it.
+    pub cluster_api: Option<String>,
+    /// Components whose gate label it carries.
+    pub gated: Vec<Component>,
+    /// What the CLI last stated.
+    pub desired: BTreeMap<Component, Desired>,
+    /// What the guard last reported.
+    pub reports: BTreeMap<Component, Report>,
+    /// What the guard last reported of itself.
+    pub guard: Option<GuardReport>,
+    /// Whether anything of ours is written on it.
+    pub marked: bool,
+}
+
+/// A DaemonSet of one of our names.
+#[derive(Clone, Debug)]
+pub struct DaemonSetFacts {
+    /// Whether we made it.
+    pub ours: bool,
+    /// SHA-256 of the original it was made from.
+    pub original: Option<String>,
+    /// Whether it hands over with a gap.
+    pub gap: bool,
+    /// The build of our executable that it mounts.
+    pub build: Option<String>,
+}
+
+/// Everything about one node.
+#[derive(Clone, Debug)]
+pub struct Observation {
+    /// The Node.
+    pub node: NodeFacts,
+    /// Pods by component.
+    pub pods: BTreeMap<Component, Vec<PodFacts>>,
+    /// The guard's Pod.
+    pub guard_pod: Option<PodFacts>,
+    /// DaemonSets of our names.
+    pub daemon_sets: BTreeMap<Component, DaemonSetFacts>,
+    /// Who leads.
+    pub leaders: BTreeMap<Component, String>,
+    /// CPU that the Pods on the node request, in thousandths of a core.
+    pub requested_cpu: i64,
+}
+
+/// Looks at a node through the API: the Node, its Pods, the DaemonSets and the Leases.
+///
+/// # Errors
+/// As the API says.
+pub async fn observe(control_plane: &ControlPlane, node: &str) -> Result<Observation> {
+    let node = node_facts(&control_plane.node(node).await?);
+    let pods = control_plane.pods_on(&node.name).await?;
+    let mut observation = Observation {
+        requested_cpu: pods.iter().filter(|pod| !ended(pod)).map(requested_cpu).sum(),
+        guard_pod: pods.iter().find(|pod| is_mirror_of(pod, GUARD, &node.name)).map(|pod| pod_facts(pod, "guard")),
+        node,
+        pods: BTreeMap::new(),
+        daemon_sets: BTreeMap::new(),
+        leaders: BTreeMap::new(),
+    };
+    for component in Component::ALL {
+        let mine = pods.iter().filter(|pod| is_of(pod, component)).map(|pod| pod_facts(pod, component.name()));
+        observation.pods.insert(component, mine.collect());
+        if let Some(daemon_set) = control_plane.daemon_set(component).await? {
+            observation.daemon_sets.insert(component, daemon_set_facts(&daemon_set));
+        }
+        if let Some(name) = component.lease()
+            && let Some(lease) = control_plane.lease(name).await?
+            && let Some(holder) = lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty())
+        {
+            observation.leaders.insert(component, holder);
+        }
+    }
+    Ok(observation)
+}
+
+fn daemon_set_facts(daemon_set: &k8s_openapi::api::apps::v1::DaemonSet) -> DaemonSetFacts {
+    let annotations = daemon_set.metadata.annotations.clone().unwrap_or_default();
+    let spec = Some(&daemon_set.spec);
+    let strategy = spec.and_then(|spec| spec.update_strategy.as_ref()).and_then(|strategy| strategy.type_.clone());
+    let volumes = spec.and_then(|spec| spec.template.spec.as_ref()).and_then(|pod| pod.volumes.clone()).unwrap_or_default();
+    let path = volumes
+        .iter()
+        .find(|volume| volume.name == crate::names::BIN_VOLUME)
+        .and_then(|volume| volume.host_path.as_ref())
+        .map(|host_path| host_path.path.clone());
+    DaemonSetFacts {
+        ours: is_ours(&daemon_set.metadata),
+        original: annotations.get(crate::daemon_set::ORIGINAL_SHA256_ANNOTATION).cloned(),
+        gap: strategy.as_deref() == Some("OnDelete"),
+        build: path.and_then(|path| path.rsplit('/').next().map(str::to_owned)),
+    }
+}
+
+/// Whether we made an object.
+#[must_use]
+pub fn is_ours(metadata: &ObjectMeta) -> bool {
+    let label = metadata.labels.as_ref().and_then(|labels| labels.get("app.kubernetes.io/managed-by"));
+    label.map(String::as_str) == Some(FIELD_MANAGER)
+}
+
+/// Reduces a Node.
+#[must_use]
+pub fn node_facts(node: &Node) -> NodeFacts {
+    let annotations = node.metadata.annotations.clone().unwrap_or_default();
+    let labels = node.metadata.labels.clone().unwrap_or_default();
+    let status = node.status.clone().unwrap_or_default();
+    let ready = status.conditions.unwrap_or_default().into_iter().find(|condition| condition.type_ == "Ready");
+    let not_ready = match ready {
+        Some(condition) if condition.status == "True" => None,
+        Some(condition) => Some(condition.message.unwrap_or_else(|| "the kubelet does not report".into())),
+        None => Some("the kubelet has not reported yet".into()),
+    };
+    let addresses: Vec<String> = status
+        .addresses
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|address| address.type_ == "InternalIP")
+        .map(|address| address.address)
+        .collect();
+    let (mut desired, mut reports) = (BTreeMap::new(), BTreeMap::new());
+    for component in Component::ALL {
+        if let Some(value) = annotations.get(&component.desired_annotation()).and_then(|text| Desired::parse(text)) {
+            desired.insert(component, value);
+        }
+        if let Some(report) =
+            annotations.get(&component.report_annotation()).and_then(|text| serde_json::from_str(text).ok())
+        {
+            reports.insert(component, report);
+        }
+    }
+    let ours = |key: &String| key.starts_with(crate::names::NODE_PREFIX);
+    NodeFacts {
+        name: node.metadata.name.clone().unwrap_or_default(),
+        uid: node.metadata.uid.clone().unwrap_or_default(),
+        not_ready,
+        address: addresses.first().cloned(),
+        addresses,
+        allocatable_cpu: status.allocatable.unwrap_or_default().get("cpu").map_or(0, |quantity| cpu(&quantity.0)),
+        cluster_api: annotations.get("cluster.x-k8s.io/machine").cloned(),
+        gated: Component::ALL.into_iter().filter(|component| labels.contains_key(&component.gate_label())).collect(),
+        desired,
+        reports,
+        guard: annotations.get(&guard_annotation()).and_then(|text| serde_json::from_str(text).ok()),
+        marked: annotations.keys().any(ours) || labels.keys().any(ours),
+    }
+}
+
+/// Whether a Pod stands for a static Pod of that name.
+#[must_use]
+pub fn is_mirror_of(pod: &Pod, name: &str, node: &str) -> bool {
+    is_mirror(pod) && pod.metadata.name.as_deref() == Some(&format!("{name}-{node}"))
+}
+
+fn is_mirror(pod: &Pod) -> bool {
+    pod.metadata.annotations.as_ref().is_some_and(|map| map.contains_key("kubernetes.io/config.mirror"))
+}
+
+fn is_of(pod: &Pod, component: Component) -> bool {
+    pod.metadata.namespace.as_deref() == Some(crate::names::NAMESPACE)
+        && pod.metadata.labels.as_ref().and_then(|labels| labels.get("component")).map(String::as_str)
+            == Some(component.name())
+}
+
+fn ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Reduces a Pod; `container` is the one that matters.
+#[must_use]
+pub fn pod_facts(pod: &Pod, container: &str) -> PodFacts {
+    let status = pod.status.clone().unwrap_or_default();
+    let containers = pod.spec.as_ref().map(|spec| spec.containers.clone()).unwrap_or_default();
+    let named = containers.iter().find(|c| c.name == container).or_else(|| containers.first());
+    let statuses = status.container_statuses.clone().unwrap_or_default();
+    let main = named.and_then(|named| statuses.iter().find(|status| status.name == named.name));
+    let init = status.init_container_statuses.clone().unwrap_or_default();
+    let condition = |kind: &str| status.conditions.iter().flatten().find(|c| c.type_ == kind);
+    let unscheduled = condition("PodScheduled").filter(|c| c.status == "False").and_then(|c| c.message.clone());
+    let refused = status.message.clone().filter(|_| status.phase.as_deref() == Some("Failed"));
+    PodFacts {
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        mirror: is_mirror(pod),
+        terminating: pod.metadata.deletion_timestamp.is_some(),
+        ready: condition("Ready").is_some_and(|c| c.status == "True"),
+        awaiting: init
+            .iter()
+            .any(|status| status.name == AWAIT_CONTAINER && status.state.as_ref().is_some_and(|s| s.running.is_some())),
+        restarts: main.map_or(0, |status| status.restart_count),
+        image: named.and_then(|named| named.image.clone()).unwrap_or_default(),
+        trouble: unscheduled
+            .map(|message| format!("not scheduled: {message}"))
+            .or(refused)
+            .or_else(|| init.iter().find_map(trouble))
+            .or_else(|| main.and_then(trouble)),
+        container: named.map(|named| named.name.clone()).unwrap_or_default(),
+        ended: main.is_some_and(|status| status.restart_count > 0 || terminated(status).is_some()),
+    }
+}
+
+fn terminated(status: &ContainerStatus) -> Option<&k8s_openapi::api::core::v1::ContainerStateTerminated> {
+    let last = |state: &Option<k8s_openapi::api::core::v1::ContainerState>| {
+        state.as_ref().is_some_and(|state| state.terminated.is_some())
+    };
+    if last(&status.state) {
+        return status.state.as_ref()?.terminated.as_ref();
+    }
+    if last(&status.last_state) { status.last_state.as_ref()?.terminated.as_ref() } else { None }
+}
+
+/// Why a container does not run as it should.
+fn trouble(status: &ContainerStatus) -> Option<String> {
+    let state = status.state.as_ref()?;
+    if let Some(waiting) = &state.waiting {
+        let reason = waiting.reason.clone().unwrap_or_default();
+        if matches!(reason.as_str(), "" | "PodInitializing" | "ContainerCreating") {
+            return None;
+        }
+        let exit = terminated(status).map(|end| format!(" (exit code {})", end.exit_code)).unwrap_or_default();
+        let message = waiting.message.clone().map(|message| format!(": {message}")).unwrap_or_default();
+        return Some(format!("{reason}{exit}{message}"));
+    }
+    if let Some(end) = &state.terminated {
+        if end.exit_code == 0 {
+            return None;
+        }
+        let reason = end.reason.clone().unwrap_or_else(|| "ended".into());
+        return Some(format!("{reason} (exit code {})", end.exit_code));
+    }
+    if status.started == Some(false) {
+        let again = if status.restart_count > 0 { format!(", restarted {} times", status.restart_count) } else { String::new() };
+        return Some(format!("running, and has not proved healthy yet{again}"));
+    }
+    None
+}
+
+fn requested_cpu(pod: &Pod) -> i64 {
+    let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice()).unwrap_or_default();
+    containers
+        .iter()
+        .filter_map(|container| container.resources.as_ref()?.requests.as_ref()?.get("cpu"))
+        .map(|quantity| cpu(&quantity.0))
+        .sum()
+}
+
+/// A CPU quantity in thousandths of a core, rounded up; 0 when it cannot be read.
+#[must_use]
+pub fn cpu(quantity: &str) -> i64 {
+    let (digits, factor) = match quantity.strip_suffix(['m', 'u', 'n', 'k']) {
+        None => (quantity, 1e3),
+        Some(digits) => (digits, match quantity.chars().last() {
+            Some('m') => 1.0,
+            Some('u') => 1e-3,
+            Some('n') => 1e-6,
+            _ => 1e6,
+        }),
+    };
+    let value = digits.parse::<f64>().map_or(0.0, |value| (value * factor).ceil());
+    // a node has fewer cores than this
+    if (0.0..=1e12).contains(&value) {
+        #[expect(clippy::cast_possible_truncation, reason = "the range is checked")]
+        let value = value as i64;
+        value
+    } else {
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_quantities_are_read() {
+        for (text, expected) in
+            [("250m", 250), ("2", 2000), ("0.1", 100), ("1500u", 2), ("1k", 1_000_000), ("", 0), ("x", 0), ("-1", 0)]
+        {
+            assert_eq!(cpu(text), expected, "{text}");
+        }
+    }
+
+    fn pod(value: serde_json::Value) -> PodFacts {
+        pod_facts(&serde_json::from_value(value).unwrap(), "kube-apiserver")
+    }
+
+    #[test]
+    fn trouble_is_told_in_the_clusters_words() {
+        let waiting = pod(serde_json::json!({
+            "metadata": {"name": "a"},
+            "spec": {"containers": [{"name": "kube-apiserver", "image": "i:1"}]},
+            "status": {
+                "initContainerStatuses": [{"name": AWAIT_CONTAINER, "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                    "state": {"running": {}}}],
+                "containerStatuses": [{"name": "kube-apiserver", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                    "state": {"waiting": {"reason": "PodInitializing"}}}],
+            },
+        }));
+        assert!(waiting.awaiting && waiting.trouble.is_none() && !waiting.ended);
+        let crashed = pod(serde_json::json!({
+            "metadata": {"name": "a"},
+            "spec": {"containers": [{"name": "kube-apiserver", "image": "i:1"}]},
+            "status": {"containerStatuses": [{"name": "kube-apiserver", "image": "", "imageID": "", "ready": false,
+                "restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}},
+                "lastState": {"terminated": {"exitCode": 1}}}]},
+        }));
+        assert_eq!(crashed.trouble.as_deref(), Some("CrashLoopBackOff (exit code 1): back-off 40s"));
+        assert!(crashed.ended);
+        let pending = pod(serde_json::json!({
+            "metadata": {"name": "a"},
+            "status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": "Insufficient cpu"}]},
+        }));
+        assert_eq!(pending.trouble.as_deref(), Some("not scheduled: Insufficient cpu"));
+    }
+}

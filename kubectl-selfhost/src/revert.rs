@@ -1,0 +1,286 @@
+//! `kubectl selfhost revert`: back to the original static Pods, and nothing of ours is left.
+
+use crate::hand_over::awaited;
+use crate::install;
+use crate::leadership;
+use crate::live::{Live, is_untouched};
+use crate::names::{Component, GUARD};
+use crate::node::process::Processes;
+use crate::node::state::{Desired, Report, State};
+use crate::observe::Observation;
+use crate::own_endpoints;
+use serde::Serialize;
+use shared::output::{DryRun, OutputFormat};
+use shared::progress::{Outcome, Reporter, reporter};
+use shared::wait::{self, Poll};
+use shared::{Error, Printer, Result, prompt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const INTERVAL: Duration = Duration::from_millis(250);
+/// The kubelet's stop of a Pod with its grace of 30 s, a start, and some.
+const DEADLINE: Duration = Duration::from_secs(150);
+const STEPS: u64 = 3;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct RevertOptions {
+    /// The original with port sharing on: no gap.
+    pub keep_sharing: bool,
+    /// Do not ask.
+    pub yes: bool,
+    /// Change nothing.
+    pub dry_run: DryRun,
+    /// How to print.
+    pub output: OutputFormat,
+}
+
+/// What a revert would do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RevertPlan {
+    /// The Node.
+    pub node: String,
+    /// Components that go back to their static Pods, in this order.
+    pub components: Vec<Component>,
+    /// Components that are static, and only lose what is left of an earlier attempt.
+    pub clean: Vec<Component>,
+    /// For how long the API is away.
+    pub expected_gap: String,
+    /// Whether guard, files, labels, annotations and copies are there to be removed.
+    pub leftovers: bool,
+}
+
+impl RevertPlan {
+    /// Whether there is nothing to do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.components.is_empty() && !self.leftovers
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn text(&self, keep_sharing: bool) -> String {
+        let mut text = String::new();
+        for component in &self.components {
+            let how = if keep_sharing {
+                "the original manifest with --permit-port-sharing=true starts beside it, then its Pod goes"
+            } else {
+                "its Pod goes, then the original manifest comes back, the same to the byte"
+            };
+            text.push_str(&format!("{component}: {how}\n"));
+        }
+        for component in &self.clean {
+            text.push_str(&format!("{component}: is static already\n"));
+        }
+        text.push_str("then: DaemonSets, guard, labels, annotations, copies and files of ours are removed\n");
+        text.push_str(&format!("expected gap of the API: {}\n", self.expected_gap));
+        text
+    }
+}
+
+/// Plans from what was seen; `files` says whether anything of ours lies on the node.
+#[must_use]
+pub fn plan(observation: &Observation, keep_sharing: bool, files: bool) -> RevertPlan {
+    let (clean, components): (Vec<_>, Vec<_>) =
+        Component::ALL.into_iter().partition(|component| is_untouched(observation, *component));
+    let gap = components.contains(&Component::KubeApiserver) && !keep_sharing;
+    let ours = observation.daemon_sets.values().any(|daemon_set| daemon_set.ours);
+    RevertPlan {
+        node: observation.node.name.clone(),
+        components,
+        clean,
+        expected_gap: if gap { "one, of about 3 s" } else { "none" }.to_owned(),
+        leftovers: files || observation.guard_pod.is_some() || observation.node.marked || ours,
+    }
+}
+
+/// Reverts the node that this runs on.
+///
+/// # Errors
+/// What went wrong, with what to do. A revert that was broken off is finished by the next one.
+pub async fn revert(live: &Live, options: RevertOptions, printer: &Printer) -> Result<()> {
+    let observation = live.observe().await?;
+    let files = crate::local_node::own_directories().into_iter().any(has_entries)
+        || install::guard_manifest_path(&live.local).exists();
+    let plan = plan(&observation, options.keep_sharing, files);
+    let reporter = reporter(printer, options.output);
+    if plan.is_empty() {
+        reporter.note(&format!("Node {} is static already, and nothing of ours is left: nothing to do", live.node_name));
+        return Ok(());
+    }
+    if options.output == OutputFormat::Json {
+        if options.dry_run != DryRun::None {
+            return shared::output::print(printer, options.output, &plan, |_| shared::table::Table::new(["NODE"]));
+        }
+    } else {
+        printer.data(&plan.text(options.keep_sharing))?;
+    }
+    if options.dry_run != DryRun::None {
+        return Ok(());
+    }
+    guard_must_be_there(&observation, &plan)?;
+    prompt::confirm(printer, &format!("Revert the control plane of Node {}?", live.node_name), None, options.yes)?;
+    tokio::select! {
+        result = apply(live, &plan, options, reporter.as_ref()) => result,
+        _ = tokio::signal::ctrl_c() => Err(Error::interrupted("interrupted")
+            .hint("the guard of the node finishes what has begun")
+            .hint("run the same command again to carry on")),
+    }
+}
+
+fn has_entries(directory: &Path) -> bool {
+    std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
+}
+
+fn guard_must_be_there(observation: &Observation, plan: &RevertPlan) -> Result<()> {
+    if plan.components.is_empty() || observation.guard_pod.is_some() {
+        return Ok(());
+    }
+    Err(Error::refused(format!("the guard of Node {} does not run", observation.node.name))
+        .because(format!("Pod {GUARD}-{} is not there, and it is the guard that puts the manifests back", observation.node.name))
+        .hint("run `kubectl selfhost convert`: it installs the guard again; then revert"))
+}
+
+async fn apply(live: &Live, plan: &RevertPlan, options: RevertOptions, reporter: &dyn Reporter) -> Result<()> {
+    let began = Instant::now();
+    for component in &plan.components {
+        let task = component.name();
+        let began = Instant::now();
+        reporter.begin(task, "DaemonSet to static Pod", STEPS);
+        match back(live, *component, options, reporter).await {
+            Ok(()) => reporter.finish(task, Outcome::Done, &format!("static after {:.1} s", began.elapsed().as_secs_f64())),
+            Err(error) => {
+                reporter.finish(task, Outcome::Failed, error.what());
+                return Err(error.hint("run the same command again to carry on"));
+            }
+        }
+    }
+    let task = "node";
+    reporter.begin(task, "removing what is ours", 3);
+    match clean(live, reporter).await {
+        Ok(()) => reporter.finish(task, Outcome::Done, "nothing of ours is left"),
+        Err(error) => {
+            reporter.finish(task, Outcome::Failed, error.what());
+            return Err(error.hint("run the same command again to carry on"));
+        }
+    }
+    reporter.note(&format!("Node {} is static again, after {:.0} s", live.node_name, began.elapsed().as_secs_f64()));
+    Ok(())
+}
+
+async fn report(live: &Live, component: Component) -> Result<Option<Report>> {
+    Ok(live.observe_node().await?.reports.get(&component).cloned())
+}
+
+/// One component goes back.
+async fn back(live: &Live, component: Component, options: RevertOptions, reporter: &dyn Reporter) -> Result<()> {
+    let control_plane = &live.control_plane;
+    let task = component.name();
+    let desired = if options.keep_sharing { Desired::StaticSharing } else { Desired::Static };
+    let leader = leadership::holder(control_plane, component).await?;
+    let saved = if component == Component::KubeApiserver { own_endpoints::save(control_plane).await? } else { None };
+    control_plane.patch_node(&live.node_name, &[(component.desired_annotation(), Some(desired.as_str()))], &[]).await?;
+    let work = async {
+        let what = format!("the guard of Node {} to be ready for {component} to leave its DaemonSet", live.node_name);
+        wait_for(live, component, &what, reporter, |report| {
+            let waits_for_pod = report.step.starts_with("waiting for the DaemonSet's Pod to go");
+            report.desired == desired && (report.releasable || report.settled || (!options.keep_sharing && waits_for_pod) || report.state == State::None)
+        })
+        .await?;
+        reporter.step(task, "the guard is ready");
+        // the DaemonSet's Pod goes when its Node is no longer gated
+        reporter.waiting(task, "the Node to be ungated");
+        wait::until("the Node to be ungated", Duration::from_secs(60), INTERVAL, |what| reporter.waiting(task, what), async || {
+            let patched = control_plane.patch_node(&live.node_name, &[], &[(component.gate_label(), None)]).await;
+            wait::tolerate(patched.map(Poll::Ready))
+        })
+        .await?;
+        reporter.step(task, "its DaemonSet leaves this Node");
+        let what = format!("{component} to be static on Node {}", live.node_name);
+        wait_for(live, component, &what, reporter, |report| {
+            report.desired == desired && report.settled && report.state == State::Static
+        })
+        .await
+    };
+    tokio::select! {
+        done = work => done?,
+        () = own_endpoints::keep(control_plane, saved.as_ref()) => {}
+    }
+    if leader.is_some() {
+        // best effort: at worst leadership waits for the Lease to run out
+        let _ = leadership::release(control_plane, component, leader.as_deref()).await;
+    }
+    reporter.step(task, "its static Pod serves");
+    Ok(())
+}
+
+async fn wait_for(
+    live: &Live,
+    component: Component,
+    what: &str,
+    reporter: &dyn Reporter,
+    reached: impl Fn(&Report) -> bool,
+) -> Result<()> {
+    let task = component.name();
+    wait::until(what, DEADLINE, INTERVAL, |what| reporter.waiting(task, what), async || {
+        wait::tolerate(report(live, component).await.map(|report| match report {
+            None => Poll::Pending("the guard to report".into()),
+            Some(report) if reached(&report) => Poll::Ready(()),
+            Some(report) => Poll::Pending(awaited(&report)),
+        }))
+    })
+    .await
+}
+
+/// Removes objects, labels, annotations, guard and files.
+async fn clean(live: &Live, reporter: &dyn Reporter) -> Result<()> {
+    let control_plane = &live.control_plane;
+    let task = "node";
+    for component in Component::ALL {
+        control_plane.patch_node(&live.node_name, &[], &[(component.gate_label(), None)]).await?;
+        let elsewhere = control_plane.nodes_with_label(&component.gate_label()).await?;
+        let ours = control_plane
+            .daemon_set(component)
+            .await?
+            .is_some_and(|daemon_set| crate::observe::is_ours(&daemon_set.metadata));
+        if elsewhere.is_empty() && ours {
+            control_plane.delete_daemon_set(component).await?;
+        }
+    }
+    reporter.step(task, "DaemonSets deleted");
+    install::remove_guard(&live.local)?;
+    let pod = format!("{GUARD}-{}", live.node_name);
+    wait::until("the guard to end", Duration::from_secs(90), INTERVAL, |what| reporter.waiting(task, what), async || {
+        if guard_runs() {
+            return Ok(Poll::Pending("its process to exit".into()));
+        }
+        wait::tolerate(control_plane.pod(&pod).await.map(|pod| match pod {
+            Some(_) => Poll::Pending("its mirror Pod to go".into()),
+            None => Poll::Ready(()),
+        }))
+    })
+    .await?;
+    reporter.step(task, "guard gone");
+    let mut annotations = vec![(crate::node::guard::api::guard_annotation(), None)];
+    for component in Component::ALL {
+        annotations.push((component.desired_annotation(), None));
+        annotations.push((component.report_annotation(), None));
+    }
+    control_plane.patch_node(&live.node_name, &annotations, &[]).await?;
+    control_plane.delete_originals(&live.node_name).await?;
+    install::remove_files()?;
+    reporter.step(task, "annotations, copies and files removed");
+    Ok(())
+}
+
+fn guard_runs() -> bool {
+    let processes = Processes::new(Path::new("/proc"));
+    let ids = processes.ids().unwrap_or_default();
+    ids.into_iter().any(|pid| {
+        let arguments = processes.arguments(pid);
+        arguments.first().is_some_and(|first| first.ends_with(crate::names::BIN_NAME))
+            && arguments.get(1).map(String::as_str) == Some("node")
+            && arguments.get(2).map(String::as_str) == Some("guard")
+    })
+}

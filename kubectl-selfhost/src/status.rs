@@ -1,0 +1,229 @@
+//! `kubectl selfhost status`: what serves each component on this node.
+
+use crate::cluster::ControlPlane;
+use crate::hand_over::last_log_line;
+use crate::live::component_state;
+use crate::names::{Component, GUARD};
+use crate::node::state::ForeignManifest;
+use crate::observe::{Observation, PodFacts};
+use crate::plan::ComponentState;
+use serde::Serialize;
+use shared::table::Table;
+
+/// Everything that `status -o json` prints; `apiVersion` changes when a field changes its meaning.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// `selfhost/v1`.
+    pub api_version: &'static str,
+    /// `Status`.
+    pub kind: &'static str,
+    /// The Node.
+    pub node: String,
+    /// The components, in the order of a conversion.
+    pub components: Vec<ComponentStatus>,
+    /// The guard.
+    pub guard: GuardStatus,
+}
+
+/// One component.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ComponentStatus {
+    /// Its name.
+    pub component: Component,
+    /// `static`, `self-hosted`, `both`, `fallback` or `none`.
+    pub state: ComponentState,
+    /// Version of the Pod that serves: the tag of its image.
+    pub version: String,
+    /// Whether a Pod that serves is Ready.
+    pub ready: bool,
+    /// Who leads, for components that elect a leader.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leader: Option<String>,
+    /// The Pod that serves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// Pods that do not run as they should.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<Trouble>,
+    /// A manifest that somebody wrote while the DaemonSet serves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub foreign_manifest: Option<ForeignManifest>,
+    /// What the guard does right now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// What went wrong last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// A Pod that does not run as it should.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Trouble {
+    /// Its name.
+    pub pod: String,
+    /// Why, in the cluster's words.
+    pub reason: String,
+    /// The last line that it wrote.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_log_line: Option<String>,
+}
+
+/// The guard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GuardStatus {
+    /// Whether its Pod runs.
+    pub running: bool,
+    /// Its version, as it reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// The build of its executable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub build: Option<String>,
+    /// Why it does not run as it should.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+/// The status without the logs of Pods.
+#[must_use]
+pub fn status(observation: &Observation) -> Status {
+    let components = Component::ALL.into_iter().map(|component| component_status(observation, component)).collect();
+    let guard = observation.node.guard.as_ref();
+    Status {
+        api_version: "selfhost/v1",
+        kind: "Status",
+        node: observation.node.name.clone(),
+        components,
+        guard: GuardStatus {
+            running: observation.guard_pod.as_ref().is_some_and(|pod| pod.ready),
+            version: guard.map(|guard| guard.version.clone()),
+            build: guard.map(|guard| guard.build.clone()),
+            trouble: observation.guard_pod.as_ref().and_then(|pod| pod.trouble.clone()),
+        },
+    }
+}
+
+fn component_status(observation: &Observation, component: Component) -> ComponentStatus {
+    let state = component_state(observation, component, false);
+    let pods = observation.pods.get(&component).map(Vec::as_slice).unwrap_or_default();
+    let report = observation.node.reports.get(&component);
+    let serving = serving(pods, state);
+    // a Pod that waits on a node that is static by design is as it should be
+    let waits = |pod: &PodFacts| pod.awaiting && state == ComponentState::Static;
+    let troubles = pods
+        .iter()
+        .filter(|pod| !pod.ready && !pod.terminating && !waits(pod))
+        .map(|pod| Trouble {
+            pod: pod.name.clone(),
+            reason: pod.trouble.clone().unwrap_or_else(|| if pod.awaiting { "waits for its port" } else { "not ready" }.into()),
+            last_log_line: None,
+        })
+        .collect();
+    ComponentStatus {
+        component,
+        state,
+        version: serving.map(|pod| version(&pod.image)).unwrap_or_default(),
+        ready: serving.is_some_and(|pod| pod.ready),
+        leader: observation.leaders.get(&component).cloned(),
+        pod: serving.map(|pod| pod.name.clone()),
+        troubles,
+        foreign_manifest: report.and_then(|report| report.foreign_manifest.clone()),
+        step: report.map(|report| report.step.clone()).filter(|step| !step.is_empty()),
+        error: report.and_then(|report| report.error.clone()),
+    }
+}
+
+fn serving(pods: &[PodFacts], state: ComponentState) -> Option<&PodFacts> {
+    let wanted = |pod: &&PodFacts| match state {
+        ComponentState::Static | ComponentState::Fallback => pod.mirror,
+        ComponentState::SelfHosted => !pod.mirror,
+        ComponentState::Both | ComponentState::None => true,
+    };
+    pods.iter().filter(wanted).max_by_key(|pod| (pod.ready, !pod.terminating))
+}
+
+/// The tag of an image, without its digest.
+fn version(image: &str) -> String {
+    let name = image.split('@').next().unwrap_or(image);
+    let last = name.rsplit('/').next().unwrap_or(name);
+    last.split_once(':').map(|(_, tag)| tag.to_owned()).unwrap_or_default()
+}
+
+/// Adds the last line of each Pod that is in trouble.
+pub async fn add_log_lines(status: &mut Status, observation: &Observation, control_plane: &ControlPlane) {
+    for component in &mut status.components {
+        let pods = observation.pods.get(&component.component).map(Vec::as_slice).unwrap_or_default();
+        for trouble in &mut component.troubles {
+            if let Some(pod) = pods.iter().find(|pod| pod.name == trouble.pod) {
+                trouble.last_log_line = last_log_line(control_plane, pod).await;
+            }
+        }
+    }
+}
+
+/// For people.
+#[must_use]
+pub fn table(status: &Status, wide: bool) -> Table {
+    let mut headers = vec!["COMPONENT", "STATE", "VERSION", "READY", "LEADER", "GUARD"];
+    if wide {
+        headers.extend(["POD", "NODE"]);
+    }
+    let mut table = Table::new(headers);
+    let guard = if status.guard.running { "running" } else { "none" };
+    for component in &status.components {
+        let mut row = vec![
+            component.component.name().to_owned(),
+            component.state.name().to_owned(),
+            component.version.clone(),
+            component.ready.to_string(),
+            component.leader.clone().map_or("-".into(), |leader| leader.split('_').next().unwrap_or_default().to_owned()),
+            guard.to_owned(),
+        ];
+        if wide {
+            row.push(component.pod.clone().unwrap_or_else(|| "-".into()));
+            row.push(status.node.clone());
+        }
+        table.row(row);
+    }
+    table
+}
+
+/// What the table has no place for, a line each.
+#[must_use]
+pub fn remarks(status: &Status) -> Vec<String> {
+    let mut remarks = Vec::new();
+    for component in &status.components {
+        let name = component.component;
+        for trouble in &component.troubles {
+            let line = trouble.last_log_line.as_ref().map(|line| format!("; it last wrote: {line}")).unwrap_or_default();
+            remarks.push(format!("{name}: Pod {}: {}{line}", trouble.pod, trouble.reason));
+        }
+        if let Some(manifest) = &component.foreign_manifest {
+            remarks.push(format!(
+                "{name}: somebody wrote {} at {} while the DaemonSet serves: move it away, or revert",
+                manifest.file, manifest.modified
+            ));
+        }
+        if let Some(step) = &component.step {
+            remarks.push(format!("{name}: {step}"));
+        }
+        if let Some(error) = &component.error {
+            remarks.push(format!("{name}: {error}"));
+        }
+        if component.state == ComponentState::Fallback {
+            remarks.push(format!("{name}: the guard's fallback serves; `kubectl selfhost convert` puts the DaemonSet right"));
+        }
+    }
+    if let Some(trouble) = &status.guard.trouble {
+        remarks.push(format!("Pod {GUARD}-{}: {trouble}", status.node));
+    }
+    remarks
+}
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;
