@@ -32,9 +32,12 @@ fn compare(path: &mut String, before: Option<&Value>, after: Option<&Value>, fou
     match (before, after) {
         (Some(Value::Object(before)), Some(Value::Object(after))) => {
             let length = path.len();
+            // Mostly both have the same keys in the same order, and nothing needs to be looked up.
+            let mut others = after.iter();
             for (key, value) in before {
+                let other = others.next().filter(|(other, _)| *other == key).map(|(_, value)| value);
                 push_member(path, key);
-                compare(path, Some(value), after.get(key), found);
+                compare(path, Some(value), other.or_else(|| after.get(key)), found);
                 path.truncate(length);
             }
             for (key, value) in after.iter().filter(|(key, _)| !before.contains_key(*key)) {
