@@ -11,6 +11,10 @@ pub(super) const LEFTOVERS: PodSpecMutator = PodSpecMutator {
     reason: "belongs to one running Pod or to one node, and has no place in a template",
     apply: |template, context| {
         drop_leftovers(template)?;
+        // Admission computes the number from the class; a template that gives it is refused where they differ.
+        if let Some(spec) = template.get_mut("spec") {
+            remove(spec, "priority");
+        }
         if !context.single_node {
             drop_annotations(template, |key| key == ADVERTISE_ANNOTATION);
         }
@@ -98,7 +102,8 @@ fn drop_annotations(template: &mut Value, unwanted: impl Fn(&str) -> bool) {
     }
 }
 
-/// Takes from a Pod what its life as one Pod has left on it.
+/// Takes from a Pod what its life as one Pod has left on it. The number of its priority stays: a static Pod gets none from
+/// admission.
 pub(crate) fn drop_leftovers(template: &mut Value) -> Result<(), MutationError> {
     remove(template, "status");
     if let Some(metadata) = template.get_mut("metadata") {
@@ -122,7 +127,6 @@ pub(crate) fn drop_leftovers(template: &mut Value) -> Result<(), MutationError> 
         }
     }
     remove(spec, "nodeName");
-    remove(spec, "priority");
     retain(spec, "tolerations", |toleration| !is_default_toleration(toleration));
     let tokens: Vec<String> = list_at(spec, &["volumes"])
         .iter()

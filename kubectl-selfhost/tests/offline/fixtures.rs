@@ -203,6 +203,8 @@ fn a_fallback_is_a_static_pod_that_starts_without_an_apiserver() {
             assert_eq!(read, fallback);
             assert_eq!(identify(&read), Ok(Identity::Component(component, Role::Fallback)));
             assert_ne!(read["metadata"]["name"], original["metadata"]["name"]);
+            // Nobody computes it for a static Pod.
+            assert_eq!(read["spec"]["priority"], original["spec"]["priority"]);
             for volume in read["spec"]["volumes"].as_array().unwrap() {
                 assert!(volume.get("hostPath").is_some(), "{volume}");
             }
@@ -231,7 +233,8 @@ fn a_fallback_of_the_template_is_the_fallback_of_the_manifest() {
             "{text}"
         );
         assert_eq!(role_of(&from_template["spec"]["containers"][0]), Role::Fallback);
-        // What a template cannot say any more: where the manifest's own start-up probe asked, and the literal address.
+        // What a template cannot say any more: where the manifest's own start-up probe asked, the literal address,
+        // and the number of the priority.
         let differs: Vec<_> = diff(&from_manifest, &from_template)
             .into_iter()
             .map(|one| one.path)
@@ -243,6 +246,7 @@ fn a_fallback_of_the_template_is_the_fallback_of_the_manifest() {
             "advertise",
             "command[1]",
             "tolerations",
+            "spec.priority",
             "automount",
             "env[",
         ];
@@ -303,6 +307,26 @@ fn the_commands_in_the_template_can_be_parsed() {
                         panic!("{words:?}: {error}");
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Every field of what we write is one that Kubernetes knows, spelled and typed as it knows it.
+#[test]
+fn every_field_is_known_to_kubernetes() {
+    use k8s_openapi::api::apps::v1::DaemonSet;
+    use k8s_openapi::api::core::v1::Pod;
+    for mode in [Mode::Steered, Mode::Gap] {
+        for variant in KUBEADM {
+            let plan = offline_plan(&kubeadm(variant), &PlanOptions { mode, ..options() }).unwrap();
+            for component in plan.components {
+                let daemon_set = component.daemon_set.unwrap();
+                let typed: DaemonSet = serde_json::from_value(daemon_set.clone()).unwrap();
+                assert_eq!(diff(&daemon_set, &serde_json::to_value(typed).unwrap()), []);
+                let fallback = component.fallback.unwrap();
+                let typed: Pod = serde_json::from_value(fallback.clone()).unwrap();
+                assert_eq!(diff(&fallback, &serde_json::to_value(typed).unwrap()), []);
             }
         }
     }
