@@ -3,7 +3,6 @@
 use std::{
     env, fs,
     fs::File,
-    io::Read,
     path::{Path, PathBuf},
     process::Command,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -15,10 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cache::{self, Built, say},
-    command::{self, Output, tail, wait_for},
+    command::{self, Output, tail},
     error::{Context, Error, Result},
     interrupt,
-    kubeadm::{self, Secrets},
     meters::{EndpointsReport, LeadersReport, LoadReport, Meter, ProbeReport},
     network,
     node::Node,
@@ -49,18 +47,18 @@ impl Default for Options {
 
 /// What is kept about a cluster beside its nodes' files.
 #[derive(Debug, Serialize, Deserialize)]
-struct State {
-    nodes: u8,
-    options: Options,
+pub(crate) struct State {
+    pub(crate) nodes: u8,
+    pub(crate) options: Options,
 }
 
 /// A cluster that runs. Dropped, it goes down with all that belongs to it, unless it was only opened or is to be kept.
 #[derive(Debug)]
 pub struct Lab {
-    settings: Settings,
-    built: Built,
-    nodes: u8,
-    options: Options,
+    pub(crate) settings: Settings,
+    pub(crate) built: Built,
+    pub(crate) nodes: u8,
+    pub(crate) options: Options,
     guard: Option<Guard>,
 }
 
@@ -78,7 +76,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 impl Lab {
     /// A fresh cluster of `nodes` control-plane nodes for tests. Only one exists at a time: others wait for it, in this
-    /// process and in others.
+    /// process and in others (so a thread that has one would wait for itself).
     ///
     /// # Errors
     /// Not root, something is missing on the machine, or the cluster does not come up.
@@ -184,116 +182,6 @@ impl Lab {
         })
     }
 
-    fn build_cluster(&self) -> Result<()> {
-        let mut random = [0; 43];
-        File::open("/dev/urandom")
-            .and_then(|mut f| f.read_exact(&mut random))
-            .what(|| "read /dev/urandom".to_owned())?;
-        let secrets = Secrets::from_random(&random);
-        say("node 1: namespaces, containerd, images");
-        self.first_start(1)?;
-        say("node 1: kubeadm init");
-        let configuration = kubeadm::init_configuration(&self.settings, &self.built.version, &self.options, &secrets);
-        let skip = "--skip-phases=preflight,addon,show-join-command";
-        self.kubeadm(1, &configuration, &["init", skip, "--upload-certs"])?;
-        let admin = self.file(1, "/etc/kubernetes/admin.conf")?;
-        fs::copy(&admin, self.settings.admin_kubeconfig()).what(|| format!("copy {}", admin.display()))?;
-        for number in 2..=self.nodes {
-            say(&format!("node {number}: kubeadm join"));
-            self.first_start(number)?;
-            let configuration = kubeadm::join_configuration(&self.settings, number, &self.options, &secrets);
-            self.kubeadm(number, &configuration, &["join", "--skip-phases=preflight"])?;
-        }
-        say("waiting until all is ready");
-        self.wait_ready(Duration::from_secs(180))?;
-        let what = "make the ordinary user";
-        let mut user = Command::new(&self.built.labtool);
-        user.arg("user")
-            .arg("--admin")
-            .arg(self.settings.admin_kubeconfig())
-            .arg("--out")
-            .arg(self.settings.user_kubeconfig());
-        command::run(&mut user, what, Duration::from_secs(120))?.checked(what)?;
-        let state = State {
-            nodes: self.nodes,
-            options: self.options.clone(),
-        };
-        let file = self.settings.state.join("lab.json");
-        let text = serde_json::to_string(&state).what(|| "write the lab's state".to_owned())?;
-        fs::write(&file, text).what(|| format!("write {}", file.display()))
-    }
-
-    fn first_start(&self, number: u8) -> Result<()> {
-        self.node(number)?.start(&self.built)?;
-        for (path, content) in &self.options.files {
-            let to = self.file(number, path)?;
-            fs::create_dir_all(to.parent().unwrap_or(&to))
-                .and_then(|()| fs::write(&to, content))
-                .what(|| format!("write {}", to.display()))?;
-        }
-        Ok(())
-    }
-
-    fn kubeadm(&self, number: u8, configuration: &str, args: &[&str]) -> Result<()> {
-        let path = "/etc/kubernetes/kubeadm.yaml";
-        let file = self.file(number, path)?;
-        fs::write(&file, configuration).what(|| format!("write {}", file.display()))?;
-        let program = self.built.kubernetes.join("kubeadm").display().to_string();
-        let all = [&[program.as_str()], args, &["--config", path]].concat();
-        let what = format!("kubeadm {} on node {number}", args.first().unwrap_or(&""));
-        let output = command::run(
-            &mut self.node(number)?.command(&self.built, &all)?,
-            &what,
-            Duration::from_secs(300),
-        )?;
-        let log = self.node(number)?.directory().join("kubeadm.log");
-        fs::write(&log, format!("{}{}", output.stdout, output.stderr)).what(|| format!("write {}", log.display()))?;
-        output.checked(&what).map(|_| ())
-    }
-
-    /// Waits until every Node and every Pod of kube-system is ready, and all static Pods are there.
-    ///
-    /// # Errors
-    /// The deadline has passed, counted for each of the two.
-    pub fn wait_ready(&self, deadline: Duration) -> Result<()> {
-        let every = Duration::from_millis(500);
-        let nodes = usize::from(self.nodes);
-        wait_for("all Nodes to be Ready", deadline, every, || {
-            let template = r#"{range .items[*]}{range .status.conditions[?(@.type=="Ready")]}{.status} {end}{end}"#;
-            let o = self.kubectl(&["get", "nodes", "-o", &format!("jsonpath={template}")])?;
-            let ready = o.stdout.split_whitespace().filter(|s| *s == "True").count();
-            Ok(if ready == nodes {
-                Ok(())
-            } else {
-                Err(format!("{ready} of {nodes} are. {}", o.stderr.trim()))
-            })
-        })?;
-        wait_for("all Pods of kube-system to be Ready", deadline, every, || {
-            let template = r#"{range .items[*]}{.metadata.name}={range .status.conditions[?(@.type=="Ready")]}{.status}{end} {end}"#;
-            let o = self.kubectl(&[
-                "get",
-                "pods",
-                "-n",
-                "kube-system",
-                "-o",
-                &format!("jsonpath={template}"),
-            ])?;
-            let pods: Vec<_> = o.stdout.split_whitespace().collect();
-            let ready = pods.iter().filter(|p| p.ends_with("=True")).count();
-            let done = ready == pods.len() && ready >= 4 * nodes;
-            Ok(if done {
-                Ok(())
-            } else {
-                Err(format!(
-                    "{} of at least {}: {}",
-                    o.stderr.trim(),
-                    4 * nodes,
-                    pods.join(" ")
-                ))
-            })
-        })
-    }
-
     /// Where the lab lives.
     #[must_use]
     pub fn settings(&self) -> &Settings {
@@ -320,7 +208,7 @@ impl Lab {
             .collect()
     }
 
-    fn node(&self, number: u8) -> Result<Node<'_>> {
+    pub(crate) fn node(&self, number: u8) -> Result<Node<'_>> {
         if number == 0 || number > self.nodes {
             return Err(Error::new(
                 format!("use node {number}"),

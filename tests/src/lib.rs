@@ -12,6 +12,7 @@
 
 pub mod cache;
 pub mod command;
+mod creation;
 pub mod error;
 pub mod interrupt;
 pub mod kubeadm;

@@ -2,7 +2,13 @@
 
 use std::{fs, path::Path, process::Command, thread, time::Duration};
 
-use tests::{Lab, Options, command::wait_for, lab::mounts_below, network};
+use tests::{
+    Lab, Options,
+    command::wait_for,
+    lab::mounts_below,
+    network,
+    settings::{Purpose, Settings},
+};
 
 #[test]
 fn an_untouched_cluster_fails_no_request_a_killed_apiserver_does_and_nothing_is_left() {
@@ -242,4 +248,30 @@ fn the_plugin_is_static_and_needs_nothing_around_it() {
         String::from_utf8_lossy(&output.stdout).contains(env!("CARGO_PKG_VERSION")),
         "{output:?}"
     );
+}
+
+#[test]
+fn configuration_that_kubeadm_does_not_know_is_an_error_and_leaves_nothing() {
+    let options = Options {
+        cluster_configuration: "nonsense: 1".to_owned(),
+        ..Options::default()
+    };
+    let error = Lab::up(1, &options).unwrap_err();
+    assert!(
+        error.why.contains("nonsense") && error.hint.contains("v1beta4"),
+        "{error}"
+    );
+    let settings = Settings::from_env(Purpose::Tests).unwrap();
+    assert!(!settings.state.exists());
+    assert_eq!(network::namespaces(&settings), [""; 0]);
+}
+
+#[test]
+fn the_meters_own_tests_pass() {
+    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("lab/labtool");
+    let (go, _) = tests::packages::require_go(std::slice::from_ref(&module)).unwrap();
+    for args in [&["vet", "./..."][..], &["test", "./..."]] {
+        let output = Command::new(&go).current_dir(&module).args(args).output().unwrap();
+        assert!(output.status.success(), "go {args:?}: {output:?}");
+    }
 }
