@@ -9,6 +9,7 @@ use crate::node::state::Desired;
 use crate::node::trial;
 use crate::observe::Observation;
 use crate::plan::{ComponentState, Plan, PlanOptions, Snapshot, plan};
+use crate::patience;
 use crate::preflight;
 use crate::refusal::Refusal;
 use crate::render::{daemon_sets_yaml, render_text};
@@ -256,7 +257,7 @@ async fn prepare(planned: &Planned, options: &ConvertOptions, reporter: &dyn Rep
     let changed = install::install_guard(&live.local, &live.node_name, &image, &binary.build)?;
     let what = format!("the guard of Node {} (Pod {GUARD}-{})", live.node_name, live.node_name);
     wait::until(&what, Duration::from_secs(90), Duration::from_millis(250), |what| reporter.waiting(task, what), async || {
-        wait::tolerate(async {
+        patience::tolerate(async {
             let now = live.observe_node().await?;
             Ok(match now.guard {
                 Some(guard) if guard.build == binary.build && (!changed || Some(guard.process) != before) => Poll::Ready(guard),

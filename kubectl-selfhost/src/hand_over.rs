@@ -9,6 +9,7 @@ use crate::names::Component;
 use crate::node::state::{Desired, Report, State};
 use crate::observe::{PodFacts, node_facts, pod_facts};
 use crate::own_endpoints;
+use crate::patience::{self, tolerate};
 use serde_json::Value;
 use shared::progress::Reporter;
 use shared::wait::{self, Poll};
@@ -79,19 +80,27 @@ impl HandOver<'_> {
             reporter.waiting(self.task(), "the DaemonSet to be applied");
             control_plane.create_daemon_set(daemon_set, false).await?;
         }
-        control_plane.patch_node(self.node, &[], &[(component.gate_label(), Some("enabled"))]).await?;
+        self.patch(&[], &[(component.gate_label(), Some("enabled"))]).await?;
         reporter.step(self.task(), &format!("DaemonSet {} applied, Node gated", component.daemon_set_name()));
         self.await_pod(reporter).await?;
         reporter.step(self.task(), "its Pod waits on the node");
 
-        let leader = leadership::holder(control_plane, component).await?;
-        let saved = if component == Component::KubeApiserver { own_endpoints::save(control_plane).await? } else { None };
+        let leader = patience::call("the Lease to be read", async || leadership::holder(control_plane, component).await).await?;
+        let saved = match component {
+            Component::KubeApiserver => {
+                patience::call("the Service's addresses to be read", async || own_endpoints::save(control_plane).await).await?
+            }
+            _ => None,
+        };
         self.ask_guard().await?;
         tokio::select! {
-            done = self.await_guard(reporter) => done?,
+            done = async {
+                self.await_guard(reporter).await?;
+                self.release_lease(leader.as_deref(), reporter).await?;
+                self.await_mirror(reporter).await
+            } => done?,
             () = own_endpoints::keep(control_plane, saved.as_ref()) => {}
         }
-        self.release_lease(leader.as_deref(), reporter).await?;
         reporter.step(self.task(), "the old process is gone");
         Ok(())
     }
@@ -99,7 +108,7 @@ impl HandOver<'_> {
     async fn await_pod(&self, reporter: &dyn Reporter) -> Result<()> {
         let what = format!("the Pod of DaemonSet {} to wait on Node {}", self.component.daemon_set_name(), self.node);
         wait::until(&what, POD_DEADLINE, INTERVAL, self.waiting_for(reporter), async || {
-            wait::tolerate(self.pod().await.map(|pod| match pod {
+            tolerate(self.pod().await.map(|pod| match pod {
                 None => Poll::Pending("the controller manager to create its Pod".into()),
                 Some(pod) if pod.awaiting || pod.ready => Poll::Ready(()),
                 // it came up in an earlier run
@@ -117,24 +126,29 @@ impl HandOver<'_> {
     async fn ask_guard(&self) -> Result<()> {
         let name = self.component.desired_annotation();
         if self.report().await?.is_some_and(|report| report.given_up == Some(self.desired)) {
-            self.control_plane.patch_node(self.node, &[(name.clone(), None)], &[]).await?;
+            self.patch(&[(name.clone(), None)], &[]).await?;
             let what = format!("the guard of Node {} to forget the earlier attempt", self.node);
             wait::until(&what, Duration::from_secs(20), INTERVAL, |_| {}, async || {
-                wait::tolerate(self.report().await.map(|report| match report {
+                tolerate(self.report().await.map(|report| match report {
                     Some(report) if report.given_up.is_none() => Poll::Ready(()),
                     _ => Poll::Pending("its report still names it".into()),
                 }))
             })
             .await?;
         }
-        self.control_plane.patch_node(self.node, &[(name, Some(self.desired.as_str()))], &[]).await
+        self.patch(&[(name, Some(self.desired.as_str()))], &[]).await
+    }
+
+    async fn patch(&self, annotations: &[(String, Option<&str>)], labels: &[(String, Option<&str>)]) -> Result<()> {
+        let what = format!("Node {} to be changed", self.node);
+        patience::call(&what, async || self.control_plane.patch_node(self.node, annotations, labels).await).await
     }
 
     async fn await_guard(&self, reporter: &dyn Reporter) -> Result<()> {
         let what = format!("{} to be self-hosted on Node {}", self.component, self.node);
         let mut handed = false;
         wait::until(&what, HAND_OVER_DEADLINE, INTERVAL, self.waiting_for(reporter), async || {
-            wait::tolerate(async {
+            tolerate(async {
                 let Some(report) = self.report().await? else {
                     return Ok(Poll::Pending("the guard to report".into()));
                 };
@@ -159,6 +173,19 @@ impl HandOver<'_> {
         Ok(())
     }
 
+    /// The Pod that stood for the static one must be gone too: until then the cluster counts it.
+    async fn await_mirror(&self, reporter: &dyn Reporter) -> Result<()> {
+        let name = format!("{}-{}", self.component, self.node);
+        let what = format!("the mirror Pod {name} to go");
+        wait::until(&what, Duration::from_secs(60), INTERVAL, self.waiting_for(reporter), async || {
+            tolerate(self.control_plane.pod(&name).await.map(|pod| match pod {
+                Some(_) => Poll::Pending(format!("the mirror Pod {name} to go")),
+                None => Poll::Ready(()),
+            }))
+        })
+        .await
+    }
+
     async fn given_up(&self, report: &Report) -> Error {
         let why = report.error.clone().unwrap_or_else(|| "the guard gave the hand-over up".into());
         let mut error = Error::new(format!("{} was not converted; its static Pod serves as before", self.component)).because(why);
@@ -175,7 +202,7 @@ impl HandOver<'_> {
         }
         let what = format!("another {} to lead", self.component);
         wait::until(&what, Duration::from_secs(30), INTERVAL, self.waiting_for(reporter), async || {
-            wait::tolerate(async {
+            tolerate(async {
                 match leadership::holder(self.control_plane, self.component).await? {
                     Some(now) if Some(now.as_str()) != before => Ok(Poll::Ready(())),
                     _ => match leadership::release(self.control_plane, self.component, before).await {
@@ -213,16 +240,16 @@ impl HandOver<'_> {
     async fn take_back(&self, reporter: &dyn Reporter) -> Result<()> {
         let component = self.component;
         let name = component.desired_annotation();
-        self.control_plane.patch_node(self.node, &[(name, Some(Desired::Static.as_str()))], &[]).await?;
+        self.patch(&[(name, Some(Desired::Static.as_str()))], &[]).await?;
         let what = format!("the guard of Node {} to hold {component} back", self.node);
         wait::until(&what, Duration::from_secs(30), INTERVAL, self.waiting_for(reporter), async || {
-            wait::tolerate(self.report().await.map(|report| match report {
+            tolerate(self.report().await.map(|report| match report {
                 Some(report) if report.desired == Desired::Static => Poll::Ready(()),
                 _ => Poll::Pending("its report".into()),
             }))
         })
         .await?;
-        self.control_plane.patch_node(self.node, &[], &[(component.gate_label(), None)]).await?;
+        self.patch(&[], &[(component.gate_label(), None)]).await?;
         if self.control_plane.nodes_with_label(&component.gate_label()).await?.is_empty() {
             self.control_plane.delete_daemon_set(component).await?;
         }

@@ -25,6 +25,7 @@ pub mod names;
 pub mod node;
 pub mod observe;
 pub mod own_endpoints;
+pub mod patience;
 pub mod plan;
 pub mod preflight;
 pub mod refusal;

@@ -9,6 +9,7 @@ use crate::node::process::Processes;
 use crate::node::state::{Desired, Report, State};
 use crate::observe::Observation;
 use crate::own_endpoints;
+use crate::patience::{self, tolerate};
 use serde::Serialize;
 use shared::output::{DryRun, OutputFormat};
 use shared::progress::{Outcome, Reporter, reporter};
@@ -169,6 +170,15 @@ async fn apply(live: &Live, plan: &RevertPlan, options: RevertOptions, reporter:
     Ok(())
 }
 
+async fn patch_node(
+    live: &Live,
+    annotations: &[(String, Option<&str>)],
+    labels: &[(String, Option<&str>)],
+) -> Result<()> {
+    let what = format!("Node {} to be changed", live.node_name);
+    patience::call(&what, async || live.control_plane.patch_node(&live.node_name, annotations, labels).await).await
+}
+
 async fn report(live: &Live, component: Component) -> Result<Option<Report>> {
     Ok(live.observe_node().await?.reports.get(&component).cloned())
 }
@@ -178,9 +188,15 @@ async fn back(live: &Live, component: Component, options: RevertOptions, reporte
     let control_plane = &live.control_plane;
     let task = component.name();
     let desired = if options.keep_sharing { Desired::StaticSharing } else { Desired::Static };
-    let leader = leadership::holder(control_plane, component).await?;
-    let saved = if component == Component::KubeApiserver { own_endpoints::save(control_plane).await? } else { None };
-    control_plane.patch_node(&live.node_name, &[(component.desired_annotation(), Some(desired.as_str()))], &[]).await?;
+    let leader = patience::call("the Lease to be read", async || leadership::holder(control_plane, component).await).await?;
+    let saved = match component {
+        Component::KubeApiserver => {
+            patience::call("the Service's addresses to be read", async || own_endpoints::save(control_plane).await).await?
+        }
+        _ => None,
+    };
+    let wish = [(component.desired_annotation(), Some(desired.as_str()))];
+    patch_node(live, &wish, &[]).await?;
     let work = async {
         let what = format!("the guard of Node {} to be ready for {component} to leave its DaemonSet", live.node_name);
         wait_for(live, component, &what, reporter, |report| {
@@ -191,11 +207,7 @@ async fn back(live: &Live, component: Component, options: RevertOptions, reporte
         reporter.step(task, "the guard is ready");
         // the DaemonSet's Pod goes when its Node is no longer gated
         reporter.waiting(task, "the Node to be ungated");
-        wait::until("the Node to be ungated", Duration::from_secs(60), INTERVAL, |what| reporter.waiting(task, what), async || {
-            let patched = control_plane.patch_node(&live.node_name, &[], &[(component.gate_label(), None)]).await;
-            wait::tolerate(patched.map(Poll::Ready))
-        })
-        .await?;
+        patch_node(live, &[], &[(component.gate_label(), None)]).await?;
         reporter.step(task, "its DaemonSet leaves this Node");
         let what = format!("{component} to be static on Node {}", live.node_name);
         wait_for(live, component, &what, reporter, |report| {
@@ -224,7 +236,7 @@ async fn wait_for(
 ) -> Result<()> {
     let task = component.name();
     wait::until(what, DEADLINE, INTERVAL, |what| reporter.waiting(task, what), async || {
-        wait::tolerate(report(live, component).await.map(|report| match report {
+        tolerate(report(live, component).await.map(|report| match report {
             None => Poll::Pending("the guard to report".into()),
             Some(report) if reached(&report) => Poll::Ready(()),
             Some(report) => Poll::Pending(awaited(&report)),
@@ -238,15 +250,17 @@ async fn clean(live: &Live, reporter: &dyn Reporter) -> Result<()> {
     let control_plane = &live.control_plane;
     let task = "node";
     for component in Component::ALL {
-        control_plane.patch_node(&live.node_name, &[], &[(component.gate_label(), None)]).await?;
-        let elsewhere = control_plane.nodes_with_label(&component.gate_label()).await?;
-        let ours = control_plane
-            .daemon_set(component)
-            .await?
-            .is_some_and(|daemon_set| crate::observe::is_ours(&daemon_set.metadata));
-        if elsewhere.is_empty() && ours {
-            control_plane.delete_daemon_set(component).await?;
-        }
+        patch_node(live, &[], &[(component.gate_label(), None)]).await?;
+        let what = format!("DaemonSet {} to be deleted", component.daemon_set_name());
+        patience::call(&what, async || {
+            let elsewhere = control_plane.nodes_with_label(&component.gate_label()).await?;
+            let daemon_set = control_plane.daemon_set(component).await?;
+            if elsewhere.is_empty() && daemon_set.is_some_and(|daemon_set| crate::observe::is_ours(&daemon_set.metadata)) {
+                control_plane.delete_daemon_set(component).await?;
+            }
+            Ok(())
+        })
+        .await?;
     }
     reporter.step(task, "DaemonSets deleted");
     install::remove_guard(&live.local)?;
@@ -255,7 +269,7 @@ async fn clean(live: &Live, reporter: &dyn Reporter) -> Result<()> {
         if guard_runs() {
             return Ok(Poll::Pending("its process to exit".into()));
         }
-        wait::tolerate(control_plane.pod(&pod).await.map(|pod| match pod {
+        tolerate(control_plane.pod(&pod).await.map(|pod| match pod {
             Some(_) => Poll::Pending("its mirror Pod to go".into()),
             None => Poll::Ready(()),
         }))
@@ -267,8 +281,8 @@ async fn clean(live: &Live, reporter: &dyn Reporter) -> Result<()> {
         annotations.push((component.desired_annotation(), None));
         annotations.push((component.report_annotation(), None));
     }
-    control_plane.patch_node(&live.node_name, &annotations, &[]).await?;
-    control_plane.delete_originals(&live.node_name).await?;
+    patch_node(live, &annotations, &[]).await?;
+    patience::call("the copies of the manifests to be deleted", async || control_plane.delete_originals(&live.node_name).await).await?;
     install::remove_files()?;
     reporter.step(task, "annotations, copies and files removed");
     Ok(())

@@ -3,6 +3,7 @@
 use crate::names::Component;
 use crate::node::await_port::{self, AwaitPort, describe, hold};
 use crate::node::guard::{self, GuardOptions};
+use crate::node::phase::{self, Ready};
 use crate::node::ports::{self, kernel_has_ipv6, listen_address};
 use crate::node::probe::{self, Probe};
 use crate::node::process::Processes;
@@ -13,7 +14,7 @@ use shared::{Context, Error, Printer, Result};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Run what nodes run.
 #[derive(Debug, Subcommand)]
@@ -24,6 +25,8 @@ pub enum NodeCommand {
     AwaitPort(AwaitPortArgs),
     /// Ask the component of this container for its health, and prove that it is itself that answers
     Probe(ProbeArgs),
+    /// Wait, before this container is told to stop, for its successor's next reconciliation
+    BeforeStop(BeforeStopArgs),
     /// Make the listening socket of a running process share its port
     Share(ShareArgs),
     /// Steer new connections among the listeners of a port
@@ -99,9 +102,20 @@ pub struct ProbeArgs {
     /// Leave the port's steering alone
     #[arg(long)]
     no_steer: bool,
-    /// Longest time in seconds
+    /// Directory in which the component's Pods on this node leave notes for each other
+    #[arg(long)]
+    run: Option<PathBuf>,
+    /// Longest time in seconds; it is asked again and again until then
     #[arg(long, default_value_t = 10)]
     timeout: u64,
+}
+
+/// See [`NodeCommand::BeforeStop`].
+#[derive(Debug, Args)]
+pub struct BeforeStopArgs {
+    /// Directory in which the component's Pods on this node leave notes for each other
+    #[arg(long)]
+    run: PathBuf,
 }
 
 /// See [`NodeCommand::Share`].
@@ -169,6 +183,11 @@ pub async fn run(command: NodeCommand, printer: &Printer) -> Result<()> {
         NodeCommand::Guard(args) => run_guard(args).await,
         NodeCommand::AwaitPort(args) => run_await_port(&args),
         NodeCommand::Probe(args) => run_probe(&args),
+        NodeCommand::BeforeStop(args) => {
+            let own = Processes::new(Path::new("/proc")).started(1).unwrap_or(u64::MAX);
+            std::thread::sleep(phase::pause(phase::read(&phase::note_path(&args.run)), own, phase::now_ms()));
+            Ok(())
+        }
         NodeCommand::Share(args) => {
             let sockets = ports::share(args.pid, args.port)
                 .map_err(|error| Error::new(format!("port {} cannot be shared", args.port)).because(describe(&error)))?;
@@ -230,7 +249,39 @@ fn run_await_port(args: &AwaitPortArgs) -> Result<()> {
         .with_context(|| format!("{} cannot be started on {}", what.component, what.address))
 }
 
+/// How often a process that is not healthy yet is asked again within one run.
+const PROBE_INTERVAL: Duration = Duration::from_millis(50);
+
 fn run_probe(args: &ProbeArgs) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(args.timeout);
+    let unhealthy = |why: String| Error::new(format!("{} is not healthy", args.component)).because(why);
+    let mut held = args.no_steer;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let outcome = probe_once(args, left.min(Duration::from_secs(3)))?;
+        let at_ms = phase::now_ms();
+        match outcome {
+            Ok(()) => {
+                if !args.no_steer {
+                    // everything goes to the proven one, so that the old one can go without losing what it has accepted
+                    ports::steer(args.port, |_| Steering::Switch).map_err(|error| unhealthy(describe(&error)))?;
+                }
+                note_ready(args, at_ms);
+                return Ok(());
+            }
+            Err(_) if !held => {
+                // A container that starts again, in a Pod whose init container ran long ago, must not be met before it
+                // has proved itself. A port that cannot be steered is told when it matters: at the switch.
+                held = ports::steer(args.port, |listener| hold(args.component, listener.address)).is_ok();
+            }
+            Err(error) if left <= PROBE_INTERVAL => return Err(unhealthy(describe(&error))),
+            Err(_) => {}
+        }
+        std::thread::sleep(PROBE_INTERVAL);
+    }
+}
+
+fn probe_once(args: &ProbeArgs, timeout: Duration) -> Result<std::result::Result<(), probe::ProbeError>> {
     let mut pids = args.pid.clone();
     if pids.is_empty() {
         pids.push(1);
@@ -239,20 +290,17 @@ fn run_probe(args: &ProbeArgs) -> Result<()> {
         pids.extend(ids.into_iter().filter(|pid| processes.component(*pid) == Some(args.component)));
     }
     let address = SocketAddr::new(args.address, args.port);
-    let timeout = Duration::from_secs(args.timeout);
-    let outcome = probe::run(&Probe { address, path: args.path.clone(), pids, timeout });
-    if !args.no_steer {
-        // A container that starts again, in a Pod whose init container ran long ago, must not be met before it has proved
-        // itself; one that has is to get everything, so that the old one can go without losing what it has accepted.
-        let steered = ports::steer(args.port, |listener| match outcome {
-            Ok(()) => Steering::Switch,
-            Err(_) => hold(args.component, listener.address),
-        });
-        if let (Ok(()), Err(error)) = (&outcome, steered) {
-            return Err(Error::new(format!("port {} cannot be steered", args.port)).because(describe(&error)));
-        }
+    Ok(probe::run(&Probe { address, path: args.path.clone(), pids, timeout: timeout.max(PROBE_INTERVAL) }))
+}
+
+/// Leaves a note for the one that will be replaced. Without it the old one does not wait, and the Service
+/// default/kubernetes is without address for a few seconds: no reason to fail.
+fn note_ready(args: &ProbeArgs, at_ms: u64) {
+    let Some(run) = &args.run else { return };
+    let Some(started) = Processes::new(Path::new("/proc")).started(1) else { return };
+    if let Ok(bytes) = serde_json::to_vec(&Ready { started, at_ms }) {
+        let _ = guard::files::write(&phase::note_path(run), &bytes, guard::files::Attributes::mode(0o644));
     }
-    outcome.map_err(|error| Error::new(format!("{} is not healthy", args.component)).because(describe(&error)))
 }
 
 fn misbehave(args: &MisbehaveArgs) -> Result<()> {

@@ -132,7 +132,7 @@ fn carry(template: &mut Value, context: &Context) -> Result<(), MutationError> {
     Ok(())
 }
 
-/// Takes from a Pod what [`AWAIT_PORT`] and [`CARRIER`] put there.
+/// Takes from a Pod what [`AWAIT_PORT`], [`CARRIER`] and the hook before the stop put there.
 pub(crate) fn drop_carrier(pod: &mut Value) {
     let ours = |name: Option<&str>| AWAIT_MOUNTS.iter().any(|(volume, _)| Some(*volume) == name);
     if let Some(spec) = pod.get_mut("spec") {
@@ -143,6 +143,7 @@ pub(crate) fn drop_carrier(pod: &mut Value) {
     }
     for container in containers_mut(pod) {
         retain(container, "volumeMounts", |mount| !ours(string_at(mount, &["name"])));
+        super::drop_before_stop(container);
     }
 }
 

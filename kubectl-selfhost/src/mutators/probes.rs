@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{Context, Mode, MutationError, PodSpecMutator, main_container_mut};
 use crate::component_spec::{BindAddress, ComponentSpec};
 use crate::fields::{CONTAINER_LISTS, FieldError, at, container_path, containers_mut, list_at, remove, string_at};
-use crate::names::{BIN_MOUNT, BIN_NAME, Component};
+use crate::names::{BIN_MOUNT, BIN_NAME, Component, RUN_MOUNT};
 
 pub(super) const NUMERIC_PORTS: PodSpecMutator = PodSpecMutator {
     name: "numeric-probe-ports",
@@ -171,13 +171,16 @@ fn replace_startup_probe(template: &mut Value, context: &Context) -> Result<(), 
     ];
     if context.mode == Mode::Gap {
         command.push("--no-steer".to_owned());
+    } else if context.component == Component::KubeApiserver {
+        command.extend(["--run".to_owned(), RUN_MOUNT.to_owned()]);
     }
     let (container, path) = main_container_mut(template, context.component)?;
     let probe = json!({
         "exec": {"command": command},
         "periodSeconds": 1,
         "timeoutSeconds": 15,
-        "failureThreshold": 240,
+        // one run looks for 10 s, so this is about four minutes
+        "failureThreshold": 24,
     });
     match container.as_object_mut() {
         Some(container) => {

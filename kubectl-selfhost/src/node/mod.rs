@@ -3,6 +3,7 @@
 pub mod await_port;
 pub mod guard;
 pub mod net_table;
+pub mod phase;
 pub mod ports;
 pub mod probe;
 pub mod process;

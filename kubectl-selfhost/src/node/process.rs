@@ -99,7 +99,9 @@ impl Processes {
         role_of(&strings(&environment))
     }
 
-    fn started(&self, pid: u32) -> Option<u64> {
+    /// When a process started, in clock ticks since boot.
+    #[must_use]
+    pub fn started(&self, pid: u32) -> Option<u64> {
         started_of(&std::fs::read_to_string(self.proc.join(format!("{pid}/stat"))).ok()?)
     }
 
