@@ -1,10 +1,10 @@
-//! Ctrl-C and SIGTERM take down the labs of this process before it ends.
+//! Ctrl-C, SIGTERM and a closed terminal take down the labs of this process before it ends.
 
 use std::{
     io::Write,
     sync::{Mutex, Once, PoisonError, atomic::AtomicBool, atomic::Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -39,6 +39,25 @@ pub fn stop_here_when_interrupted() {
     }
 }
 
+/// Sleeps, but stops here for ever once a signal has come.
+pub fn pause(duration: Duration) {
+    let end = Instant::now() + duration;
+    loop {
+        stop_here_when_interrupted();
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        thread::sleep(left.min(Duration::from_millis(100)));
+    }
+}
+
+/// To be called with an error, before anything is cleaned up because of it: a signal from the terminal ends the programs
+/// that were started, too, and so the error may be nothing but the signal, which the handler is about to deal with.
+pub fn stop_here_when_about_to_be_interrupted() {
+    pause(Duration::from_millis(500));
+}
+
 const HANDLER_NAME: &str = "interrupt";
 
 fn handle() {
@@ -48,7 +67,8 @@ fn handle() {
     let received = runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
-        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        let mut hangup = signal(SignalKind::hangup())?;
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {}, _ = hangup.recv() => {} }
         std::io::Result::Ok(())
     });
     if received.is_err() {

@@ -8,11 +8,15 @@
 //! * [`settings`] says where a lab lives: two with different settings can be up side by side.
 //! * [`lab`] is the harness: `Lab::up`, commands inside nodes, power off and on, and the guard that always cleans up.
 //! * [`meters`] measure what clients of the API notice.
+//! * [`operate`] does to a cluster what an operator does, and [`operate::beside`] measures meanwhile.
+//! * [`demo`] and [`bench`] are `cargo demo` and `cargo bench-lab`.
 //! * [`static_binary`] builds the plugin the way it lies on nodes.
 
+pub mod bench;
 pub mod cache;
 pub mod command;
 mod creation;
+pub mod demo;
 pub mod error;
 pub mod interrupt;
 pub mod kubeadm;
@@ -20,6 +24,7 @@ pub mod lab;
 pub mod meters;
 pub mod network;
 pub mod node;
+pub mod operate;
 pub mod packages;
 pub mod settings;
 pub mod static_binary;

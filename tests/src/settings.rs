@@ -11,6 +11,10 @@ pub enum Purpose {
     Prompt,
     /// `cargo test`: variables `SELFHOST_TEST_LAB_*`.
     Tests,
+    /// `cargo demo`: variables `SELFHOST_DEMO_LAB_*`.
+    Demo,
+    /// `cargo bench-lab`: variables `SELFHOST_BENCH_LAB_*`.
+    Benchmark,
 }
 
 /// Where a lab lives. Two labs whose name, subnet and state differ can be up side by side.
@@ -46,6 +50,8 @@ impl Settings {
         let (prefix, name, subnet) = match purpose {
             Purpose::Prompt => ("SELFHOST_LAB", "shlab0", "10.78.0"),
             Purpose::Tests => ("SELFHOST_TEST_LAB", "shlab1", "10.78.1"),
+            Purpose::Demo => ("SELFHOST_DEMO_LAB", "shlab2", "10.78.2"),
+            Purpose::Benchmark => ("SELFHOST_BENCH_LAB", "shlab3", "10.78.3"),
         };
         let name = get(&format!("{prefix}_NAME")).unwrap_or_else(|| name.to_owned());
         let good = name.starts_with(|c: char| c.is_ascii_lowercase())
@@ -138,15 +144,19 @@ mod tests {
     }
 
     #[test]
-    fn defaults_keep_prompt_and_tests_apart() {
+    fn defaults_keep_all_purposes_apart() {
         let home = |name: &str| (name == "HOME").then(|| "/home/somebody".to_owned());
-        let prompt = Settings::from_lookup(Purpose::Prompt, &home).unwrap();
-        let tests = Settings::from_lookup(Purpose::Tests, &home).unwrap();
-        assert_eq!(prompt.address(1), "10.78.0.11");
-        assert_ne!(prompt.name, tests.name);
-        assert_ne!(prompt.subnet, tests.subnet);
-        assert_ne!(prompt.state, tests.state);
-        assert_eq!(prompt.cache, tests.cache, "both build the same");
+        let all = [Purpose::Prompt, Purpose::Tests, Purpose::Demo, Purpose::Benchmark]
+            .map(|purpose| Settings::from_lookup(purpose, &home).unwrap());
+        assert_eq!(all[0].address(1), "10.78.0.11");
+        for (index, one) in all.iter().enumerate() {
+            for other in &all[index + 1..] {
+                assert_ne!(one.name, other.name);
+                assert_ne!(one.subnet, other.subnet);
+                assert_ne!(one.state, other.state);
+                assert_eq!(one.cache, other.cache, "all build the same");
+            }
+        }
     }
 
     #[test]
