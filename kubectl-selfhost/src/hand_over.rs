@@ -155,7 +155,7 @@ impl HandOver<'_> {
                 if report.given_up == Some(self.desired) {
                     return Err(self.given_up(&report).await);
                 }
-                if !handed && report.state == State::Both && report.step.contains("old process") {
+                if !handed && report.state == State::Both && report.step.starts_with("waiting for the old process to") {
                     handed = true;
                     reporter.step(self.task(), "proved healthy, static manifest taken out");
                 }

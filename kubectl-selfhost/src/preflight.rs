@@ -291,12 +291,17 @@ fn foreign(facts: &Facts<'_>) -> Vec<Refusal> {
         if facts.observation.node.desired.get(component).is_some_and(|desired| desired.is_self_hosted()) {
             refusals.push(Refusal::new(
                 facts.snapshot.inventory.originals.get(component).map(|f| f.path.display().to_string()).unwrap_or_default(),
-                format!("was written by somebody else while {component} is (being) converted: its SHA-256 begins with {}, that of the saved original with {}", &now[..12], &original.sha256[..12]),
+                format!("was written by somebody else while {component} is (being) converted: its SHA-256 begins with {}, that of the saved original with {}", start(now), start(&original.sha256)),
                 format!("move it out of the manifest directory; the saved original is in {STATE_DIR}/{component}/"),
             ));
         }
     }
     refusals
+}
+
+/// Enough of a checksum for people to compare.
+fn start(sha256: &str) -> String {
+    sha256.chars().take(12).collect()
 }
 
 #[cfg(test)]

@@ -311,7 +311,7 @@ mod tests {
         let probe = &after["spec"]["containers"][0]["startupProbe"];
         assert_eq!(probe["periodSeconds"], 1);
         assert_eq!(probe["timeoutSeconds"], 15);
-        assert_eq!(probe["failureThreshold"], 240);
+        assert_eq!(probe["failureThreshold"], 24);
         assert_eq!(probe.get("initialDelaySeconds"), None);
         assert_eq!(probe.get("httpGet"), None);
         let command: Vec<String> = serde_json::from_value(probe["exec"]["command"].clone()).unwrap();
@@ -328,7 +328,7 @@ mod tests {
         let readyz = json!({"readinessProbe": {"httpGet": {"path": "/readyz?exclude=x"}}, "startupProbe": {"initialDelaySeconds": 10}});
         assert_eq!(
             startup(KubeApiserver, &[], &json!({}), Mode::Steered),
-            "kube-apiserver --port 6443 --path /readyz --address 127.0.0.1"
+            "kube-apiserver --port 6443 --path /readyz --address 127.0.0.1 --run /selfhost/run"
         );
         assert_eq!(
             startup(
@@ -354,7 +354,7 @@ mod tests {
         );
         assert_eq!(
             startup(KubeApiserver, &["--bind-address=192.0.2.7"], &json!({}), Mode::Steered),
-            "kube-apiserver --port 6443 --path /readyz --address 192.0.2.7"
+            "kube-apiserver --port 6443 --path /readyz --address 192.0.2.7 --run /selfhost/run"
         );
     }
 

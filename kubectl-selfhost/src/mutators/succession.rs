@@ -48,7 +48,7 @@ pub(crate) fn drop_before_stop(container: &mut Value) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::context;
+    use super::super::test_support::context;
     use super::*;
     use crate::names::Component;
 
