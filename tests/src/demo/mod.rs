@@ -107,10 +107,15 @@ impl Demo<'_> {
         let phase = Phase { name, counts, allowed };
         let all = [phase.counts.new, phase.counts.http2, phase.counts.http1];
         narrator.say(&format!(
-            "=> {} requests, {} failed, longest gap {:.1} s",
+            "=> {} requests, {} failed, longest gap {:.1} s{}",
             all.iter().map(|s| s.sent).sum::<u64>(),
             all.iter().map(|s| s.failed).sum::<u64>(),
-            phase.counts.longest_gap
+            phase.counts.longest_gap,
+            if phase.counts.longest_disturbance > phase.counts.longest_gap {
+                format!(" ({:.1} s until the last failure)", phase.counts.longest_disturbance)
+            } else {
+                String::new()
+            }
         ));
         if let Err(wrong) = phase.verdict() {
             narrator.say(&format!("=> NOT AS PROMISED: {wrong}"));

@@ -7,7 +7,7 @@ use crate::operate::beside::{Counts, Sent};
 pub enum Allowed {
     /// No new connection and no HTTP/2 request; each kept HTTP/1.1 connection may cost one request when its server goes.
     Nothing,
-    /// One time without an API, of at most so many seconds.
+    /// One disturbance, with at most so many seconds without any success.
     OneGap(f64),
     /// It must cost something: otherwise the meters see nothing, and all other figures are worth nothing.
     MustFail,
@@ -46,7 +46,7 @@ impl Phase {
             Allowed::Nothing if c.http1_unconnected > 0 => {
                 failed(format!("{} HTTP/1.1 requests got no connection", c.http1_unconnected))
             }
-            Allowed::OneGap(_) if c.gaps > 1 => failed(format!("{} gaps instead of one", c.gaps)),
+            Allowed::OneGap(_) if c.disturbances > 1 => failed(format!("{} gaps instead of one", c.disturbances)),
             Allowed::OneGap(most) if c.longest_gap > most => failed(format!(
                 "a gap of {:.1} s, where at most {most:.0} s are allowed",
                 c.longest_gap
@@ -71,7 +71,7 @@ pub fn table(phases: &[Phase]) -> String {
     for phase in phases {
         let c = &phase.counts;
         let cell = |s: Sent| format!("{} {:>6}", s.sent, s.failed);
-        let gap = if c.gaps == 0 {
+        let gap = if c.longest_gap == 0.0 {
             "none".to_owned()
         } else {
             format!("{:.1} s", c.longest_gap)
@@ -130,10 +130,10 @@ mod tests {
 
     #[test]
     fn one_gap_is_one_and_short() {
-        let gap = |gaps, longest| {
+        let gap = |disturbances, longest| {
             verdict(Allowed::OneGap(5.0), |c| {
                 c.new.failed = 100;
-                c.gaps = gaps;
+                c.disturbances = disturbances;
                 c.longest_gap = longest;
             })
         };
@@ -167,7 +167,6 @@ mod tests {
             sent: 12345,
             failed: 12345,
         };
-        bad.gaps = 1;
         bad.longest_gap = 39.64;
         bad.seconds = 123.0;
         let phases = [
@@ -184,10 +183,10 @@ mod tests {
         ];
         assert_eq!(
             table(&phases),
-            "                                new connect.   kept HTTP/2 kept HTTP/1.1  longest\n\
-             \u{20}                       time    sent failed   sent failed   sent failed      gap\n\
-             convert                 12 s       600      0    1200      0    1300      0     none\n\
-             flag, static manifest   12 s   12345  12345    1200      0    1300      0   39.6 s\n"
+            "                               new connect.   kept HTTP/2 kept HTTP/1.1  longest\n                        \
+             time    sent failed   sent failed   sent failed      gap\n\
+             convert                 12 s     600      0   1200      0   1300      0     none\n\
+             flag, static manifest  123 s   12345  12345   1200      0   1300      0   39.6 s\n"
         );
     }
 }
