@@ -17,9 +17,11 @@ static HANDLER: Once = Once::new();
 
 /// From now on, a signal takes this lab down.
 pub fn protect(settings: &Settings) {
-    LABS.lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push(settings.clone());
+    let mut labs = LABS.lock().unwrap_or_else(PoisonError::into_inner);
+    if !labs.contains(settings) {
+        labs.push(settings.clone());
+    }
+    drop(labs);
     HANDLER.call_once(|| {
         thread::spawn(handle);
     });
