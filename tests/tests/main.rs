@@ -7,4 +7,8 @@
     reason = "a test fails by a panic"
 )]
 
+mod bad_input;
+mod convert;
+mod interrupted;
 mod lab;
+mod support;

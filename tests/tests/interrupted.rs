@@ -1,0 +1,179 @@
+//! The plugin is killed, at every step and at random instants, and run again: it comes to the same end.
+
+use std::{
+    collections::BTreeSet,
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde_json::Value;
+
+use crate::support::{Cluster, Image, Running, say};
+
+/// For one run; a run ends or has something to say long before.
+const DEADLINE: Duration = Duration::from_secs(240);
+
+#[test]
+fn killed_at_any_instant_and_run_again_it_comes_to_the_same_end() {
+    let cluster = Cluster::up();
+    let before = cluster.image();
+    killed_after_every_step_of_a_conversion(&cluster);
+    killed_after_every_step_of_a_revert(&cluster, &before);
+    with_a_gap(&cluster);
+    killed_at_random_while_it_reverts(&cluster, &before);
+    killed_at_random_while_it_converts(&cluster);
+    turned_round_on_the_way(&cluster, &before);
+}
+
+/// Runs the plugin again and again, and kills it right after each step that no run before has reported, until one run comes
+/// to its end. Returns how often it was killed.
+fn kill_after_every_step(cluster: &Cluster, args: &[&str]) -> usize {
+    let mut seen = BTreeSet::new();
+    for killed in 0..40 {
+        let run = cluster.start(args);
+        if ended(&run, &mut seen) {
+            let (success, events, stderr) = run.wait(DEADLINE);
+            assert!(success, "after {killed} kills: {stderr}\n{events:#?}");
+            return killed;
+        }
+        run.kill();
+    }
+    panic!("no run of {args:?} ends: {seen:#?}");
+}
+
+/// Reads until the end, or a step that is not in `seen`.
+fn ended(run: &Running, seen: &mut BTreeSet<String>) -> bool {
+    loop {
+        match run.event_within(DEADLINE) {
+            Ok(Some(event)) if event["event"] == "step" => {
+                let step = format!("{}: {}", event["task"], event["message"]);
+                if seen.insert(step.clone()) {
+                    say(&format!("killed after {step}"));
+                    return false;
+                }
+            }
+            Ok(Some(_)) => {}
+            Ok(None) => return true,
+            Err(_) => panic!("no event within {} s", DEADLINE.as_secs()),
+        }
+    }
+}
+
+fn killed_after_every_step_of_a_conversion(cluster: &Cluster) {
+    let meters = cluster.meters();
+    let begin = Instant::now();
+    let killed = kill_after_every_step(cluster, &["convert", "--yes"]);
+    say(&format!(
+        "converted with {killed} kills in {:.0} s",
+        begin.elapsed().as_secs_f64()
+    ));
+    assert!(killed >= 9, "node 3, and each component at least 2 of its 4: {killed}");
+    meters.stop().assert_no_failure("convert, killed after every step");
+    cluster.assert_self_hosted();
+}
+
+fn killed_after_every_step_of_a_revert(cluster: &Cluster, before: &Image) {
+    let begin = Instant::now();
+    let killed = kill_after_every_step(cluster, &["revert", "--yes"]);
+    say(&format!(
+        "reverted with {killed} kills in {:.0} s",
+        begin.elapsed().as_secs_f64()
+    ));
+    assert!(killed >= 8, "{killed}");
+    cluster.assert_untouched(before);
+}
+
+fn with_a_gap(cluster: &Cluster) {
+    let plan: Value = serde_json::from_str(&cluster.must(&["plan", "--mode", "gap", "-o", "json"]).stdout).unwrap();
+    for component in plan["components"].as_array().unwrap() {
+        assert_eq!(
+            component["expected_gap"], "one-start",
+            "the gap is announced: {component:#}"
+        );
+    }
+    let meters = cluster.meters();
+    thread::sleep(Duration::from_secs(2));
+    let converted = cluster.must(&["convert", "--yes", "--mode", "gap"]);
+    let measured = meters.stop();
+    assert!(
+        converted.stdout.contains("about 3 s"),
+        "the gap is announced: {}",
+        converted.stdout
+    );
+    measured.assert_one_outage("convert --mode gap", 15.0);
+    cluster.assert_self_hosted();
+}
+
+/// Numbers that look random (xorshift), from a seed that is shown so that a failure can be repeated.
+struct Random(u64);
+
+impl Random {
+    fn new() -> Self {
+        let seed = std::env::var("SELFHOST_TEST_SEED").map_or_else(
+            |_| {
+                SystemTime::now()
+                    .duration_since(SystemTime::UNIX_EPOCH)
+                    .unwrap()
+                    .as_nanos() as u64
+            },
+            |text| text.parse().unwrap(),
+        );
+        say(&format!("SELFHOST_TEST_SEED={seed}"));
+        Self(seed | 1)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % limit
+    }
+}
+
+/// Kills the plugin `kills` times, each after up to 8 s, and then lets it run to its end.
+fn kill_at_random(cluster: &Cluster, args: &[&str], kills: u32) {
+    let mut random = Random::new();
+    for _ in 0..kills {
+        let run = cluster.start(args);
+        let after = Duration::from_millis(random.below(8000));
+        let end = Instant::now() + after;
+        let mut last = Value::Null;
+        while let Ok(Some(event)) = run.event_within(end.saturating_duration_since(Instant::now())) {
+            last = event;
+        }
+        say(&format!("killed after {:.1} s, at {last}", after.as_secs_f64()));
+        run.kill();
+    }
+    let (success, events, stderr) = cluster.start(args).wait(DEADLINE);
+    assert!(success, "{stderr}\n{events:#?}");
+}
+
+fn killed_at_random_while_it_reverts(cluster: &Cluster, before: &Image) {
+    kill_at_random(cluster, &["revert", "--yes"], 6);
+    cluster.assert_untouched(before);
+}
+
+fn killed_at_random_while_it_converts(cluster: &Cluster) {
+    let meters = cluster.meters();
+    kill_at_random(cluster, &["convert", "--yes"], 6);
+    meters.stop().assert_no_failure("convert, killed at random");
+    cluster.assert_self_hosted();
+}
+
+/// A revert that is killed may be followed by a conversion, and one that is killed by a revert.
+fn turned_round_on_the_way(cluster: &Cluster, before: &Image) {
+    let run = cluster.start(&["revert", "--yes"]);
+    let reached = |event: &Value| event["event"] == "step" && event["task"] == "kube-controller-manager";
+    while let Ok(Some(event)) = run.event_within(DEADLINE) {
+        if reached(&event) {
+            break;
+        }
+    }
+    run.kill();
+    let (success, events, stderr) = cluster.start(&["convert", "--yes"]).wait(DEADLINE);
+    assert!(success, "{stderr}\n{events:#?}");
+    cluster.assert_self_hosted();
+    let (success, events, stderr) = cluster.start(&["revert", "--yes"]).wait(DEADLINE);
+    assert!(success, "{stderr}\n{events:#?}");
+    cluster.assert_untouched(before);
+}

@@ -1,0 +1,575 @@
+//! What the end-to-end tests have in common: a node with the plugin, an image of all that the plugin may change, meters, and
+//! runs that can be killed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{BufRead, BufReader, Read},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::{Child, Stdio},
+    sync::{OnceLock, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tests::{
+    Lab, Options,
+    command::{Output, wait_for},
+    meters::{EndpointsReport, LeadersReport, LoadReport, Meter, ProbeReport},
+    static_binary,
+};
+
+/// The components in the order of a conversion.
+pub(crate) const COMPONENTS: [&str; 3] = ["kube-scheduler", "kube-controller-manager", "kube-apiserver"];
+pub(crate) const MANIFESTS: &str = "/etc/kubernetes/manifests";
+/// Prefix of the plugin's labels and annotations.
+const PREFIX: &str = "selfhost.node-restriction.kubernetes.io";
+
+/// The plugin under test: built from this checkout, or the file named by `SELFHOST_TEST_BINARY`, such as one of a release.
+fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| match std::env::var_os("SELFHOST_TEST_BINARY") {
+        Some(path) => path.into(),
+        None => static_binary::build_static().unwrap(),
+    })
+}
+
+/// A cluster of one node.
+pub(crate) struct Cluster {
+    pub(crate) lab: Lab,
+}
+
+impl Cluster {
+    pub(crate) fn up() -> Self {
+        let binary = binary();
+        let lab = Lab::up(1, &Options::default()).unwrap();
+        lab.install_selfhost(1, binary).unwrap();
+        Self { lab }
+    }
+
+    /// Runs the plugin on the node to its end.
+    pub(crate) fn selfhost(&self, args: &[&str]) -> Output {
+        let begin = Instant::now();
+        let output = self.lab.selfhost(1, binary(), args).unwrap();
+        let seconds = begin.elapsed().as_secs_f64();
+        say(&format!(
+            "kubectl selfhost {}: {}, {seconds:.1} s",
+            args.join(" "),
+            output.status
+        ));
+        output
+    }
+
+    /// Runs the plugin, which must succeed.
+    pub(crate) fn must(&self, args: &[&str]) -> Output {
+        let output = self.selfhost(args);
+        assert!(
+            output.success(),
+            "{args:?}: {}\n{}{}",
+            output.status,
+            output.stdout,
+            output.stderr
+        );
+        output
+    }
+
+    /// Starts the plugin with `-o json`, to read its events and perhaps to kill it.
+    pub(crate) fn start(&self, args: &[&str]) -> Running {
+        let path = self.lab.install_selfhost(1, binary()).unwrap();
+        let all = [&[path.as_str()], args, &["-o", "json"]].concat();
+        Running::spawn(self.lab.command(1, &all).unwrap())
+    }
+
+    /// Runs `kubectl` as administrator, which must succeed.
+    pub(crate) fn kubectl(&self, args: &[&str]) -> String {
+        let output = self.lab.kubectl(args).unwrap();
+        assert!(output.success(), "kubectl {args:?}: {}", output.stderr);
+        output.stdout
+    }
+
+    pub(crate) fn get(&self, args: &[&str]) -> Value {
+        let text = self.kubectl(&[&["get", "-o", "json"], args].concat());
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Creates objects; dropped, the value removes them.
+    pub(crate) fn with_object(&self, object: &Value) -> Object<'_> {
+        let file = self.lab.settings().state.join("object.json");
+        fs::write(&file, object.to_string()).unwrap();
+        self.kubectl(&["create", "-f", &file.display().to_string()]);
+        let field = |name: &str| object["metadata"][name].as_str().unwrap_or("default").to_owned();
+        Object {
+            cluster: self,
+            kind: object["kind"].as_str().unwrap().to_owned(),
+            namespace: field("namespace"),
+            name: field("name"),
+        }
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        let output = self.must(&["status", "-o", "json"]);
+        serde_json::from_str(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", output.stdout))
+    }
+
+    /// `status` of one component.
+    pub(crate) fn component(&self, component: &str) -> Value {
+        let status = self.status();
+        let all = status["components"].as_array().unwrap();
+        all.iter()
+            .find(|c| c["component"] == component)
+            .cloned()
+            .unwrap_or_else(|| panic!("{status:#}"))
+    }
+
+    /// Path on this machine of a file on the node.
+    pub(crate) fn file(&self, path: &str) -> PathBuf {
+        self.lab.file(1, path).unwrap()
+    }
+
+    pub(crate) fn manifest(&self, component: &str) -> PathBuf {
+        self.file(&format!("{MANIFESTS}/{component}.yaml"))
+    }
+
+    pub(crate) fn pods(&self, component: &str) -> Vec<Value> {
+        let pods = self.get(&["pods", "-n", "kube-system", "-l", &format!("component={component}")]);
+        pods["items"].as_array().unwrap().clone()
+    }
+
+    /// Everything that the plugin may change, each with a text that differs when it was changed.
+    pub(crate) fn image(&self) -> Image {
+        let mut image = BTreeMap::new();
+        for directory in [MANIFESTS, "/opt/selfhost", "/var/lib/selfhost"] {
+            add_files(&mut image, directory, &self.file(directory));
+        }
+        // Where the harness puts the plugin itself.
+        image.retain(|path, _| !path.starts_with("/opt/selfhost/cli"));
+        for kind in [
+            "daemonsets",
+            "secrets",
+            "controllerrevisions",
+            "pods",
+            "poddisruptionbudgets",
+            "roles",
+            "rolebindings",
+        ] {
+            for object in self.get(&[kind, "-n", "kube-system"])["items"].as_array().unwrap() {
+                let metadata = &object["metadata"];
+                // Those of static Pods come and go with the kubelet.
+                if metadata["annotations"].get("kubernetes.io/config.mirror").is_some() {
+                    continue;
+                }
+                let generation = &metadata["generation"];
+                image.insert(
+                    format!("{kind} {}", metadata["name"]),
+                    format!("{} {generation} {}", metadata["uid"], metadata["resourceVersion"]),
+                );
+            }
+        }
+        let node = self.get(&["node", "node1"]);
+        for kind in ["labels", "annotations"] {
+            for (key, value) in node["metadata"][kind].as_object().into_iter().flatten() {
+                image.insert(format!("{kind} {key}"), value.to_string());
+            }
+        }
+        image.insert("taints".to_owned(), node["spec"]["taints"].to_string());
+        Image(image)
+    }
+
+    /// All three run from their DaemonSets, one Pod and one process of each, with the guard and without any fallback.
+    pub(crate) fn assert_self_hosted(&self) {
+        let status = self.status();
+        assert_eq!(status["apiVersion"], "selfhost/v1", "{status:#}");
+        assert_eq!(
+            (&status["kind"], &status["node"]),
+            (&json!("Status"), &json!("node1")),
+            "{status:#}"
+        );
+        assert_eq!(status["guard"]["running"], true, "{status:#}");
+        for (component, found) in COMPONENTS.iter().zip(status["components"].as_array().unwrap()) {
+            assert_eq!(found["component"], *component, "{status:#}");
+            self.assert_one_self_hosted(component, found);
+        }
+        assert_eq!(
+            self.manifest_names(),
+            ["etcd.yaml", "selfhost-guard.yaml"],
+            "nothing else is left of the static Pods, and no fallback"
+        );
+    }
+
+    pub(crate) fn assert_one_self_hosted(&self, component: &str, status: &Value) {
+        assert_eq!(status["state"], "self-hosted", "{status:#}");
+        assert_eq!(status["ready"], true, "{status:#}");
+        assert!(status["version"].as_str().unwrap().starts_with("v1."), "{status:#}");
+        assert!(
+            status.get("troubles").is_none() && status.get("error").is_none(),
+            "{status:#}"
+        );
+        let elects = component != "kube-apiserver";
+        assert_eq!(status.get("leader").is_some(), elects, "{status:#}");
+        let pods = self.pods(component);
+        assert_eq!(pods.len(), 1, "{}", owners(&pods));
+        assert_eq!(
+            owners(&pods),
+            format!(
+                "{} of DaemonSet self-hosted-{component}",
+                status["pod"].as_str().unwrap()
+            )
+        );
+        let processes = self.lab.pids(1, component).unwrap();
+        assert_eq!(processes.len(), 1, "{component}: {processes:?}");
+    }
+
+    /// All three are static, one process of each; nothing of the plugin is left, wherever it could be.
+    pub(crate) fn assert_untouched(&self, before: &Image) {
+        self.lab.wait_ready(Duration::from_secs(60)).unwrap();
+        before.assert_same(&self.image());
+        assert_eq!(
+            before
+                .0
+                .keys()
+                .filter(|key| key.contains("selfhost") || key.contains("self-hosted"))
+                .count(),
+            0,
+            "{before:#?}"
+        );
+        for directory in ["/opt/selfhost/bin", "/var/lib/selfhost"] {
+            let entries = fs::read_dir(self.file(directory))
+                .map(Iterator::count)
+                .unwrap_or_default();
+            assert_eq!(entries, 0, "{directory} is empty or gone");
+        }
+        for component in COMPONENTS {
+            assert_eq!(self.lab.pids(1, component).unwrap().len(), 1, "{component}");
+            let pods = self.pods(component);
+            assert_eq!(owners(&pods), format!("{component}-node1 of Node node1"));
+        }
+        assert_eq!(
+            self.lab.pids(1, "kubectl-selfhost").unwrap(),
+            [0; 0],
+            "no process of the plugin"
+        );
+        let status = self.status();
+        assert_eq!(status["guard"]["running"], false, "{status:#}");
+        for found in status["components"].as_array().unwrap() {
+            assert_eq!(
+                (&found["state"], &found["ready"]),
+                (&json!("static"), &json!(true)),
+                "{status:#}"
+            );
+        }
+    }
+
+    pub(crate) fn manifest_names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.file(MANIFESTS)).unwrap().flatten();
+        let mut names: Vec<_> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// Stops the kubelet, which heeds nothing until the value is dropped; what runs goes on running.
+    pub(crate) fn freeze_kubelet(&self) -> Frozen {
+        let pids = self.lab.pids(1, "kubelet").unwrap();
+        assert_eq!(pids.len(), 1, "{pids:?}");
+        signal(pids[0], Signal::STOP);
+        Frozen(pids[0])
+    }
+
+    pub(crate) fn meters(&self) -> Meters {
+        Meters {
+            probe: self.lab.probe().unwrap(),
+            load: self.lab.load(8).unwrap(),
+            endpoints: self.lab.watch_endpoints().unwrap(),
+            leaders: self.lab.watch_leaders().unwrap(),
+        }
+    }
+
+    /// Waits until something holds.
+    pub(crate) fn wait(&self, what: &str, seconds: u64, mut holds: impl FnMut() -> Result<(), String>) {
+        wait_for(what, Duration::from_secs(seconds), Duration::from_millis(250), || {
+            Ok(holds())
+        })
+        .unwrap();
+    }
+}
+
+/// Names of Pods, and to whom they belong.
+pub(crate) fn owners(pods: &[Value]) -> String {
+    let one = |pod: &Value| {
+        let (metadata, owner) = (&pod["metadata"], &pod["metadata"]["ownerReferences"][0]);
+        format!("{} of {} {}", metadata["name"], owner["kind"], owner["name"]).replace('"', "")
+    };
+    pods.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// A line of progress, which `cargo test` shows when a test fails.
+pub(crate) fn say(text: &str) {
+    eprintln!("{text}");
+}
+
+pub(crate) fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+/// An object that is removed again.
+pub(crate) struct Object<'a> {
+    cluster: &'a Cluster,
+    kind: String,
+    namespace: String,
+    name: String,
+}
+
+impl Drop for Object<'_> {
+    fn drop(&mut self) {
+        let args = [
+            "delete",
+            &self.kind,
+            &self.name,
+            "-n",
+            &self.namespace,
+            "--grace-period=0",
+            "--force",
+        ];
+        let output = self.cluster.lab.kubectl(&args).unwrap();
+        assert!(output.success() || thread::panicking(), "{output:?}");
+    }
+}
+
+/// A process that was stopped, and goes on when this is dropped.
+pub(crate) struct Frozen(i32);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        signal(self.0, Signal::CONT);
+    }
+}
+
+/// See [`Cluster::image`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Image(BTreeMap<String, String>);
+
+impl Image {
+    /// Fails with what differs.
+    pub(crate) fn assert_same(&self, after: &Self) {
+        let changes = self.changes(after);
+        assert!(changes.is_empty(), "something was changed:\n{}", changes.join("\n"));
+    }
+
+    /// What differs, in words.
+    pub(crate) fn changes(&self, after: &Self) -> Vec<String> {
+        let keys: BTreeSet<_> = self.0.keys().chain(after.0.keys()).collect();
+        keys.into_iter()
+            .filter(|key| self.0.get(*key) != after.0.get(*key))
+            .map(|key| format!("{key}: {:?} -> {:?}", self.0.get(key), after.0.get(key)))
+            .collect()
+    }
+
+    /// The image but for these.
+    pub(crate) fn without(&self, keys: &[String]) -> Self {
+        Self(
+            self.0
+                .iter()
+                .filter(|(key, _)| !keys.contains(key))
+                .map(|(k, v)| (k.clone(), v.clone()))
+                .collect(),
+        )
+    }
+
+    /// What the plugin has written on the Node.
+    pub(crate) fn marks(&self) -> usize {
+        self.0.keys().filter(|key| key.contains(PREFIX)).count()
+    }
+}
+
+fn add_files(image: &mut BTreeMap<String, String>, name: &str, path: &Path) {
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), format!("{name}/{}", entry.file_name().to_string_lossy()));
+        // It may go at any moment.
+        let Ok(metadata) = fs::symlink_metadata(&path) else {
+            continue;
+        };
+        let (mode, uid, gid) = (metadata.mode(), metadata.uid(), metadata.gid());
+        let mut text = format!("{mode:o} {uid}:{gid}");
+        if metadata.is_dir() {
+            add_files(image, &name, &path);
+        } else {
+            let sum: [u8; 32] = Sha256::digest(fs::read(&path).unwrap_or_default()).into();
+            let sum: String = sum.iter().map(|b| format!("{b:02x}")).collect();
+            text = format!("{text} {}.{:09} {sum}", metadata.mtime(), metadata.mtime_nsec());
+        }
+        image.insert(name, text);
+    }
+}
+
+/// Everything that clients notice.
+pub(crate) struct Meters {
+    probe: Meter<ProbeReport>,
+    load: Meter<LoadReport>,
+    endpoints: Meter<EndpointsReport>,
+    leaders: Meter<LeadersReport>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Measured {
+    pub(crate) probe: ProbeReport,
+    pub(crate) load: LoadReport,
+    pub(crate) endpoints: EndpointsReport,
+    pub(crate) leaders: LeadersReport,
+}
+
+impl Meters {
+    /// Measures on for a moment, and stops.
+    pub(crate) fn stop(self) -> Measured {
+        thread::sleep(Duration::from_secs(3));
+        Measured {
+            probe: self.probe.stop().unwrap(),
+            load: self.load.stop().unwrap(),
+            endpoints: self.endpoints.stop().unwrap(),
+            leaders: self.leaders.stop().unwrap(),
+        }
+    }
+}
+
+impl Measured {
+    /// No new connection failed, and no request over HTTP/2; over HTTP/1.1 at most one for each connection.
+    pub(crate) fn assert_no_failure(&self, what: &str) {
+        let Self { probe, load, .. } = self;
+        say(&format!(
+            "{what}: {:.0} s; new connections {} of {} failed; HTTP/2 {} of {}; HTTP/1.1 {} of {}; slowest {:.2} s; \
+             default/kubernetes empty for {:.2} s",
+            probe.seconds,
+            probe.failed,
+            probe.requests,
+            load.http2.failed,
+            load.http2.requests,
+            load.http1.failed,
+            load.http1.requests,
+            probe.slowest_s,
+            self.endpoints.endpointslices.empty_longest_s,
+        ));
+        assert_eq!(probe.failed, 0, "{what}: {probe:#?}");
+        assert_eq!(load.http2.failed, 0, "{what}: {:#?}", load.http2);
+        assert!(load.http1.max_failed_per_connection <= 1, "{what}: {:#?}", load.http1);
+        assert_eq!(load.http1.failed_unconnected, 0, "{what}: {:#?}", load.http1);
+        let enough = |requests: u64| requests as f64 > 5.0 * probe.seconds;
+        assert!(
+            enough(probe.requests) && enough(load.http2.requests) && enough(load.http1.requests),
+            "{what}: they did measure: {self:#?}"
+        );
+    }
+
+    /// New connections failed for one short time, from the first failure to the last: one start of a component. How long it
+    /// is on a machine with nothing else to do is the benchmark's affair; here others may be at work.
+    pub(crate) fn assert_one_outage(&self, what: &str, longest_s: f64) {
+        let probe = &self.probe;
+        let (first, last) = (probe.gaps.first(), probe.gaps.last());
+        let (first, last) = first
+            .zip(last)
+            .unwrap_or_else(|| panic!("{what}: the gap is announced, and none was seen"));
+        let length = last.start + last.length - first.start;
+        say(&format!(
+            "{what}: {} of {} new connections failed within {length:.2} s",
+            probe.failed, probe.requests
+        ));
+        assert!(length <= longest_s, "{what}: {probe:#?}");
+        assert!(!last.open, "{what}: {probe:#?}");
+    }
+}
+
+/// The plugin while it runs.
+pub(crate) struct Running {
+    child: Child,
+    stdout: mpsc::Receiver<String>,
+    stderr: mpsc::Receiver<String>,
+}
+
+impl Running {
+    fn spawn(mut command: std::process::Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (lines, stdout) = mpsc::channel();
+        let pipe = child.stdout.take().unwrap();
+        thread::spawn(move || {
+            for line in BufReader::new(pipe).lines().map_while(std::io::Result::ok) {
+                let _ = lines.send(line);
+            }
+        });
+        let (text, stderr) = mpsc::channel();
+        let mut pipe = child.stderr.take().unwrap();
+        thread::spawn(move || {
+            let mut all = String::new();
+            let _ = pipe.read_to_string(&mut all);
+            let _ = text.send(all);
+        });
+        Self { child, stdout, stderr }
+    }
+
+    /// The next event; `None` when the plugin has ended, or when the deadline has passed without one.
+    pub(crate) fn event_within(&self, deadline: Duration) -> Result<Option<Value>, mpsc::RecvTimeoutError> {
+        match self.stdout.recv_timeout(deadline) {
+            Ok(line) => {
+                let event: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+                assert!(event["time"].is_string() && event["event"].is_string(), "{line}");
+                Ok(Some(event))
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => Ok(None),
+            Err(timeout) => Err(timeout),
+        }
+    }
+
+    /// Kills it by SIGKILL. The process that the harness started only stands for it: it runs in the node's namespaces.
+    pub(crate) fn kill(mut self) {
+        let child = self.child.id();
+        let found = children(child);
+        assert!(
+            !found.is_empty() || self.child.try_wait().unwrap().is_some(),
+            "no process of the plugin"
+        );
+        for pid in found {
+            // It may have ended just now.
+            let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+        }
+        self.child.wait().unwrap();
+    }
+
+    /// Waits for its end: whether it succeeded, its events, and what it wrote to stderr.
+    pub(crate) fn wait(mut self, deadline: Duration) -> (bool, Vec<Value>, String) {
+        let end = Instant::now() + deadline;
+        let mut events = Vec::new();
+        loop {
+            match self.event_within(end.saturating_duration_since(Instant::now())) {
+                Ok(Some(event)) => events.push(event),
+                Ok(None) => break,
+                Err(_) => {
+                    let last = events.last().cloned();
+                    self.kill();
+                    panic!("not ended after {} s, last: {last:?}", deadline.as_secs());
+                }
+            }
+        }
+        let status = self.child.wait().unwrap();
+        let stderr = self.stderr.recv_timeout(Duration::from_secs(5)).unwrap_or_default();
+        (status.success(), events, stderr)
+    }
+}
+
+/// PIDs of the children of a process: field 4 of `/proc/PID/stat`, see proc(5).
+pub(crate) fn children(parent: u32) -> Vec<i32> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace());
+        fields
+            .and_then(|mut f| f.nth(1).map(|p| p == parent.to_string()))
+            .unwrap_or_default()
+    })
+    .collect()
+}
