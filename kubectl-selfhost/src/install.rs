@@ -106,6 +106,7 @@ pub fn install_state_directory() -> Result<()> {
         let files = crate::node::state::ComponentFiles::new(component);
         files::make_directory(files.directory(), 0o700).context("the state directory cannot be made")?;
         files::make_directory(&files.run(), 0o755).context("the state directory cannot be made")?;
+        files::make_directory(&files.notes(), 0o755).context("the state directory cannot be made")?;
     }
     Ok(())
 }

@@ -2,10 +2,10 @@
 
 use crate::cluster::ControlPlane;
 use crate::local_node::{self, LocalNode};
-use crate::manifest::read_directory;
+use crate::manifest::{ManifestFile, read_directory, sha256_hex};
 use crate::names::Component;
 use crate::node::await_port::describe;
-use crate::node::state::{Desired, State};
+use crate::node::state::{ComponentFiles, Desired, Original, State};
 use crate::observe::{NodeFacts, Observation, node_facts, observe};
 use crate::plan::{ComponentState, Snapshot};
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
@@ -98,9 +98,37 @@ impl Live {
         for component in Component::ALL {
             let has_manifest = snapshot.inventory.originals.contains_key(&component);
             snapshot.states.insert(component, component_state(observation, component, has_manifest));
+            if !has_manifest && let Some(saved) = saved_original(component) {
+                snapshot.saved.insert(component, saved);
+            }
+            if observation.daemon_sets.contains_key(&component) {
+                snapshot.existing.insert(component);
+            }
         }
         Ok(snapshot)
     }
+}
+
+/// The original of a component as the guard saved it on this node; `None` when there is none that is whole.
+fn saved_original(component: Component) -> Option<ManifestFile> {
+    let files = ComponentFiles::new(component);
+    let metadata: Original = serde_json::from_slice(&std::fs::read(files.original_metadata()).ok()?).ok()?;
+    let bytes = std::fs::read(files.original()).ok()?;
+    let sha256 = sha256_hex(&bytes);
+    if sha256 != metadata.sha256 {
+        return None;
+    }
+    Some(ManifestFile {
+        pod: crate::manifest::parse(&bytes).ok()?,
+        path: files.original(),
+        file_name: metadata.file_name,
+        mode: metadata.mode,
+        uid: metadata.uid,
+        gid: metadata.gid,
+        symlink: false,
+        bytes,
+        sha256,
+    })
 }
 
 /// How a component runs: the guard knows best; without one, the Pods tell.

@@ -21,8 +21,10 @@ pub const BIN_DIR: &str = "/opt/selfhost/bin";
 pub const STATE_DIR: &str = "/var/lib/selfhost";
 /// Where our Pods see [`BIN_DIR`]`/<build>`.
 pub const BIN_MOUNT: &str = "/selfhost/bin";
-/// Where our Pods see their component's directory `run` under [`STATE_DIR`].
+/// Where our init containers see their component's directory `run` under [`STATE_DIR`]; no Pod can write it.
 pub const RUN_MOUNT: &str = "/selfhost/run";
+/// Where an apiserver's Pods on one node leave notes for each other: directory `notes` under [`STATE_DIR`].
+pub const NOTES_MOUNT: &str = "/selfhost/notes";
 /// File name of the executable inside [`BIN_DIR`]`/<build>`.
 pub const BIN_NAME: &str = "kubectl-selfhost";
 /// Name of the static Pod that guards a node, and of its file in the manifest directory (`.yaml` added).
@@ -31,6 +33,8 @@ pub const GUARD: &str = "selfhost-guard";
 pub const AWAIT_CONTAINER: &str = "selfhost-await-port";
 /// Names of the volumes that we add to a component's Pod.
 pub const BIN_VOLUME: &str = "selfhost-bin";
+/// See [`BIN_VOLUME`].
+pub const NOTES_VOLUME: &str = "selfhost-notes";
 /// See [`BIN_VOLUME`].
 pub const RUN_VOLUME: &str = "selfhost-run";
 

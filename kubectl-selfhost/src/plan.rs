@@ -1,6 +1,6 @@
 //! What a conversion would do, as a value: computed from a snapshot, printed, compared, and carried out as it stands.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -18,6 +18,9 @@ use crate::mutators::{Context, FeatureGates, Mode, PodSpecMutator, default_mutat
 use crate::names::Component;
 use crate::refusal::Refusal;
 
+/// What everything that we print as JSON or YAML carries as `apiVersion`.
+pub const API_VERSION: &str = "selfhost/v1";
+
 /// Everything that a plan is computed from.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
@@ -25,6 +28,10 @@ pub struct Snapshot {
     pub source: String,
     /// The manifest directory.
     pub inventory: Inventory,
+    /// Originals that are saved on the node, of components whose manifest is out.
+    pub saved: BTreeMap<Component, ManifestFile>,
+    /// Components whose DaemonSet is there.
+    pub existing: BTreeSet<Component>,
     /// How the components run, as far as a live cluster was asked. Where it says nothing, the manifests decide.
     pub states: BTreeMap<Component, ComponentState>,
 }
@@ -36,7 +43,7 @@ impl Snapshot {
         Self {
             source,
             inventory: take_inventory(entries),
-            states: BTreeMap::new(),
+            ..Self::default()
         }
     }
 
@@ -154,6 +161,7 @@ impl PlanOptions {
 
 /// One field that the conversion changes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Change {
     /// Path of the field inside the Pod.
     pub path: String,
@@ -171,6 +179,7 @@ pub struct Change {
 
 /// What happens to one component.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ComponentPlan {
     /// The component.
     pub component: Component,
@@ -193,9 +202,22 @@ pub struct ComponentPlan {
     pub fallback: Option<Value>,
 }
 
+impl ComponentPlan {
+    /// Whether a conversion would do anything for it.
+    #[must_use]
+    pub fn is_to_do(&self) -> bool {
+        self.daemon_set.is_some() || self.state != ComponentState::SelfHosted
+    }
+}
+
 /// What a conversion would do, and what forbids it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Plan {
+    /// `selfhost/v1`; changes when a field changes its meaning.
+    pub api_version: &'static str,
+    /// `Plan`.
+    pub kind: &'static str,
     /// Where the manifests come from.
     pub source: String,
     /// The components, in the order of the conversion.
@@ -212,7 +234,7 @@ impl Plan {
     /// Whether the plan would change anything.
     #[must_use]
     pub fn has_changes(&self) -> bool {
-        self.components.iter().any(|component| component.daemon_set.is_some())
+        self.components.iter().any(ComponentPlan::is_to_do)
     }
 
     /// The longest gap of all components.
@@ -230,6 +252,8 @@ impl Plan {
 #[must_use]
 pub fn plan(snapshot: &Snapshot, options: &PlanOptions) -> Plan {
     let mut plan = Plan {
+        api_version: API_VERSION,
+        kind: "Plan",
         source: snapshot.source.clone(),
         untouched: snapshot
             .inventory
@@ -251,14 +275,19 @@ pub fn plan(snapshot: &Snapshot, options: &PlanOptions) -> Plan {
         .into_iter()
         .filter(|component| options.components.contains(component))
     {
-        match (snapshot.inventory.originals.get(&component), snapshot.state(component)) {
+        let missing = !snapshot.existing.contains(&component);
+        let saved = snapshot.saved.get(&component);
+        // a DaemonSet that somebody deleted is made anew from the saved original
+        let original = snapshot.inventory.originals.get(&component).or(saved.filter(|_| missing));
+        match (original, snapshot.state(component)) {
             (Some(original), state) => {
                 let mutators = [default_mutators(component, &options.mode), gate_mutators.clone()].concat();
                 let (component_plan, refusals) = plan_component(component, original, state, &mutators, options);
                 plan.refusals.extend(refusals);
                 plan.components.extend(component_plan);
             }
-            (None, state @ (ComponentState::SelfHosted | ComponentState::Fallback)) => {
+            // on its way, or at its end
+            (None, state) if saved.is_some() || state == ComponentState::SelfHosted || state == ComponentState::Fallback => {
                 plan.components.push(ComponentPlan {
                     component,
                     state,

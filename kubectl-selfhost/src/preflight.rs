@@ -5,7 +5,7 @@ use crate::local_node::may_execute;
 use crate::names::{BIN_DIR, Component, FIELD_MANAGER, NAMESPACE, STATE_DIR};
 use crate::node::state::{ComponentFiles, Original};
 use crate::observe::{Observation, cpu};
-use crate::plan::{Plan, Snapshot};
+use crate::plan::{Gap, Plan, Snapshot};
 use crate::refusal::Refusal;
 use crate::webhooks::{BlockingWebhook, blocking_webhooks};
 use serde_json::{Value, json};
@@ -145,7 +145,7 @@ fn wrong_path(kind: &str, found: Option<&Metadata>) -> Option<&'static str> {
 /// Everything that forbids the conversion.
 #[must_use]
 pub fn refusals(facts: &Facts<'_>) -> Vec<Refusal> {
-    [node, permissions, admission, paths, running, capacity, foreign].iter().flat_map(|check| check(facts)).collect()
+    [node, permissions, manifests, admission, paths, running, capacity, foreign].iter().flat_map(|check| check(facts)).collect()
 }
 
 /// What the reader should know, and what forbids nothing.
@@ -196,6 +196,33 @@ fn permissions(facts: &Facts<'_>) -> Vec<Refusal> {
         format!("may not: {}", facts.missing_permissions.join(", ")),
         "use a kubeconfig of a cluster administrator, such as /etc/kubernetes/admin.conf",
     )]
+}
+
+/// What can be read from a directory and not be done on a node.
+fn manifests(facts: &Facts<'_>) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    for (component, file) in &facts.snapshot.inventory.originals {
+        let path = file.path.display().to_string();
+        if file.symlink {
+            refusals.push(Refusal::new(
+                &path,
+                "is a symbolic link, which could not be put back as it was",
+                "put the manifest itself into the manifest directory",
+            ));
+        }
+        let user = |value: &Value| value.get("securityContext").and_then(|context| context.get("runAsUser")).and_then(Value::as_i64);
+        let main = crate::component_spec::ComponentSpec::new(*component, &file.pod).ok();
+        let uid = main.and_then(|spec| user(spec.container())).or_else(|| file.pod.get("spec").and_then(user)).unwrap_or(0);
+        let steered = facts.plan.components.iter().any(|plan| plan.component == *component && plan.expected_gap == Gap::None);
+        if uid != 0 && steered {
+            refusals.push(Refusal::new(
+                &path,
+                format!("runs {component} as user {uid}, and only that user's sockets may join its port: the guard, which steers it, is root"),
+                "convert with --mode gap, or run it as root",
+            ));
+        }
+    }
+    refusals
 }
 
 fn admission(facts: &Facts<'_>) -> Vec<Refusal> {

@@ -79,7 +79,7 @@ fn summary(plan: &Plan) -> String {
     match plan
         .components
         .iter()
-        .filter(|component| component.daemon_set.is_some())
+        .filter(|component| component.is_to_do())
         .count()
     {
         0 => "Nothing to do.".to_owned(),
@@ -94,11 +94,8 @@ fn summary(plan: &Plan) -> String {
 fn render_component(component: &ComponentPlan, width: usize, palette: Palette, lines: &mut Vec<String>) {
     let name = component.component.name();
     if component.daemon_set.is_none() {
-        lines.push(format!(
-            "{}: {}, nothing to do",
-            palette.bold(name),
-            component.state.name()
-        ));
+        let rest = if component.is_to_do() { "the hand-over is on its way and is carried on" } else { "nothing to do" };
+        lines.push(format!("{}: {}, {rest}", palette.bold(name), component.state.name()));
         lines.push(String::new());
         return;
     }

@@ -40,6 +40,10 @@ pub struct RevertOptions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RevertPlan {
+    /// `selfhost/v1`; changes when a field changes its meaning.
+    pub api_version: &'static str,
+    /// `RevertPlan`.
+    pub kind: &'static str,
     /// The Node.
     pub node: String,
     /// Components that go back to their static Pods, in this order.
@@ -88,10 +92,12 @@ pub fn plan(observation: &Observation, keep_sharing: bool, files: bool) -> Rever
     let gap = components.contains(&Component::KubeApiserver) && !keep_sharing;
     let ours = observation.daemon_sets.values().any(|daemon_set| daemon_set.ours);
     RevertPlan {
+        api_version: crate::plan::API_VERSION,
+        kind: "RevertPlan",
         node: observation.node.name.clone(),
         components,
         clean,
-        expected_gap: if gap { "one, of about 3 s" } else { "none" }.to_owned(),
+        expected_gap: if gap { "one, of about 3 s; for a few seconds more the starting apiserver may answer 403" } else { "none" }.to_owned(),
         leftovers: files || observation.guard_pod.is_some() || observation.node.marked || ours,
     }
 }

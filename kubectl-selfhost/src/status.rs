@@ -6,7 +6,7 @@ use crate::live::component_state;
 use crate::names::{Component, GUARD};
 use crate::node::state::ForeignManifest;
 use crate::observe::{Observation, PodFacts};
-use crate::plan::ComponentState;
+use crate::plan::{API_VERSION, ComponentState};
 use serde::Serialize;
 use shared::table::Table;
 
@@ -94,7 +94,7 @@ pub fn status(observation: &Observation) -> Status {
     let components = Component::ALL.into_iter().map(|component| component_status(observation, component)).collect();
     let guard = observation.node.guard.as_ref();
     Status {
-        api_version: "selfhost/v1",
+        api_version: API_VERSION,
         kind: "Status",
         node: observation.node.name.clone(),
         components,

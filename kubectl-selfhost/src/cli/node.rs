@@ -104,7 +104,7 @@ pub struct ProbeArgs {
     no_steer: bool,
     /// Directory in which the component's Pods on this node leave notes for each other
     #[arg(long)]
-    run: Option<PathBuf>,
+    notes: Option<PathBuf>,
     /// Longest time in seconds; it is asked again and again until then
     #[arg(long, default_value_t = 10)]
     timeout: u64,
@@ -115,7 +115,7 @@ pub struct ProbeArgs {
 pub struct BeforeStopArgs {
     /// Directory in which the component's Pods on this node leave notes for each other
     #[arg(long)]
-    run: PathBuf,
+    notes: PathBuf,
 }
 
 /// See [`NodeCommand::Share`].
@@ -185,7 +185,7 @@ pub async fn run(command: NodeCommand, printer: &Printer) -> Result<()> {
         NodeCommand::Probe(args) => run_probe(&args),
         NodeCommand::BeforeStop(args) => {
             let own = Processes::new(Path::new("/proc")).started(1).unwrap_or(u64::MAX);
-            std::thread::sleep(phase::pause(phase::read(&phase::note_path(&args.run)), own, phase::now_ms()));
+            std::thread::sleep(phase::pause(phase::read(&phase::note_path(&args.notes)), own, phase::now_ms()));
             Ok(())
         }
         NodeCommand::Share(args) => {
@@ -296,10 +296,10 @@ fn probe_once(args: &ProbeArgs, timeout: Duration) -> Result<std::result::Result
 /// Leaves a note for the one that will be replaced. Without it the old one does not wait, and the Service
 /// default/kubernetes is without address for a few seconds: no reason to fail.
 fn note_ready(args: &ProbeArgs, at_ms: u64) {
-    let Some(run) = &args.run else { return };
+    let Some(notes) = &args.notes else { return };
     let Some(started) = Processes::new(Path::new("/proc")).started(1) else { return };
     if let Ok(bytes) = serde_json::to_vec(&Ready { started, at_ms }) {
-        let _ = guard::files::write(&phase::note_path(run), &bytes, guard::files::Attributes::mode(0o644));
+        let _ = guard::files::write(&phase::note_path(notes), &bytes, guard::files::Attributes::mode(0o644));
     }
 }
 

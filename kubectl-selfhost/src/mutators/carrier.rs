@@ -6,7 +6,7 @@ use super::{Context, Mode, MutationError, PodSpecMutator, main_container_mut, pu
 use crate::component_spec::ComponentSpec;
 use crate::fields::{FieldError, at, containers_mut, list_mut, map_mut, remove, string_at};
 use crate::names::{
-    AWAIT_CONTAINER, BIN_DIR, BIN_MOUNT, BIN_NAME, BIN_VOLUME, ROLE_ENV, RUN_MOUNT, RUN_VOLUME, Role, STATE_DIR,
+    AWAIT_CONTAINER, BIN_DIR, BIN_MOUNT, BIN_NAME, BIN_VOLUME, NOTES_VOLUME, ROLE_ENV, RUN_MOUNT, RUN_VOLUME, Role, STATE_DIR,
 };
 
 const AWAIT_REASON: &str = "the component starts only when the node's guard says so, and never takes the port from a \
@@ -116,25 +116,13 @@ fn carry(template: &mut Value, context: &Context) -> Result<(), MutationError> {
         put_named(spec, "volumes", "spec.volumes", "name", volume)?;
     }
     let (container, path) = main_container_mut(template, component)?;
-    for (name, mount_path) in AWAIT_MOUNTS {
-        let mut mount = json!({"name": name, "mountPath": mount_path});
-        if name == BIN_VOLUME {
-            mount["readOnly"] = json!(true);
-        }
-        put_named(
-            container,
-            "volumeMounts",
-            &format!("{path}.volumeMounts"),
-            "mountPath",
-            mount,
-        )?;
-    }
-    Ok(())
+    let mount = json!({"name": BIN_VOLUME, "mountPath": BIN_MOUNT, "readOnly": true});
+    put_named(container, "volumeMounts", &format!("{path}.volumeMounts"), "mountPath", mount)
 }
 
 /// Takes from a Pod what [`AWAIT_PORT`], [`CARRIER`] and the hook before the stop put there.
 pub(crate) fn drop_carrier(pod: &mut Value) {
-    let ours = |name: Option<&str>| AWAIT_MOUNTS.iter().any(|(volume, _)| Some(*volume) == name);
+    let ours = |name: Option<&str>| [BIN_VOLUME, RUN_VOLUME, NOTES_VOLUME].into_iter().any(|volume| Some(volume) == name);
     if let Some(spec) = pod.get_mut("spec") {
         retain(spec, "initContainers", |container| {
             string_at(container, &["name"]) != Some(AWAIT_CONTAINER)
@@ -281,10 +269,7 @@ mod tests {
         );
         assert_eq!(
             after["spec"]["containers"][0]["volumeMounts"].as_array().unwrap()[1..],
-            [
-                json!({"name": "selfhost-bin", "mountPath": "/selfhost/bin", "readOnly": true}),
-                json!({"name": "selfhost-run", "mountPath": "/selfhost/run"}),
-            ]
+            [json!({"name": "selfhost-bin", "mountPath": "/selfhost/bin", "readOnly": true})]
         );
         after = applied(AWAIT_PORT, &after, &context);
         drop_carrier(&mut after);

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{Context, Mode, MutationError, PodSpecMutator, main_container_mut};
 use crate::component_spec::{BindAddress, ComponentSpec};
 use crate::fields::{CONTAINER_LISTS, FieldError, at, container_path, containers_mut, list_at, remove, string_at};
-use crate::names::{BIN_MOUNT, BIN_NAME, Component, RUN_MOUNT};
+use crate::names::{BIN_MOUNT, BIN_NAME, Component, NOTES_MOUNT};
 
 pub(super) const NUMERIC_PORTS: PodSpecMutator = PodSpecMutator {
     name: "numeric-probe-ports",
@@ -172,7 +172,7 @@ fn replace_startup_probe(template: &mut Value, context: &Context) -> Result<(), 
     if context.mode == Mode::Gap {
         command.push("--no-steer".to_owned());
     } else if context.component == Component::KubeApiserver {
-        command.extend(["--run".to_owned(), RUN_MOUNT.to_owned()]);
+        command.extend(["--notes".to_owned(), NOTES_MOUNT.to_owned()]);
     }
     let (container, path) = main_container_mut(template, context.component)?;
     let probe = json!({
@@ -328,7 +328,7 @@ mod tests {
         let readyz = json!({"readinessProbe": {"httpGet": {"path": "/readyz?exclude=x"}}, "startupProbe": {"initialDelaySeconds": 10}});
         assert_eq!(
             startup(KubeApiserver, &[], &json!({}), Mode::Steered),
-            "kube-apiserver --port 6443 --path /readyz --address 127.0.0.1 --run /selfhost/run"
+            "kube-apiserver --port 6443 --path /readyz --address 127.0.0.1 --notes /selfhost/notes"
         );
         assert_eq!(
             startup(
@@ -354,7 +354,7 @@ mod tests {
         );
         assert_eq!(
             startup(KubeApiserver, &["--bind-address=192.0.2.7"], &json!({}), Mode::Steered),
-            "kube-apiserver --port 6443 --path /readyz --address 192.0.2.7 --run /selfhost/run"
+            "kube-apiserver --port 6443 --path /readyz --address 192.0.2.7 --notes /selfhost/notes"
         );
     }
 

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Context, MutationError, PodSpecMutator, main_container_mut};
+use super::{Context, MutationError, PodSpecMutator, main_container_mut, put_named};
 use crate::fields::{FieldError, at, map_mut, remove};
-use crate::names::{BIN_MOUNT, BIN_NAME, RUN_MOUNT};
+use crate::names::{BIN_MOUNT, BIN_NAME, NOTES_MOUNT, NOTES_VOLUME, STATE_DIR};
 
 /// Below this grace the wait would leave too little of it for what is still being served.
 const LEAST_GRACE_SECONDS: u64 = 20;
@@ -23,13 +23,18 @@ fn before_stop(template: &mut Value, context: &Context) -> Result<(), MutationEr
     if grace < LEAST_GRACE_SECONDS || at(container, &["lifecycle", "preStop"]).is_some() {
         return Ok(());
     }
-    let command = [format!("{BIN_MOUNT}/{BIN_NAME}"), "node".into(), "before-stop".into(), "--run".into(), RUN_MOUNT.into()];
+    let command = [format!("{BIN_MOUNT}/{BIN_NAME}"), "node".into(), "before-stop".into(), "--notes".into(), NOTES_MOUNT.into()];
     let field = format!("{path}.lifecycle");
     if !container.is_object() {
         return Err(FieldError::new(path, "is no map", "write the container as a map"));
     }
     map_mut(container, "lifecycle", &field)?.insert("preStop".into(), json!({"exec": {"command": command}}));
-    Ok(())
+    let mount = json!({"name": NOTES_VOLUME, "mountPath": NOTES_MOUNT});
+    put_named(container, "volumeMounts", &format!("{path}.volumeMounts"), "mountPath", mount)?;
+    let notes = format!("{STATE_DIR}/{}/notes", context.component);
+    let volume = json!({"name": NOTES_VOLUME, "hostPath": {"path": notes, "type": "Directory"}});
+    let spec = template.get_mut("spec").ok_or_else(|| FieldError::new("spec", "is missing", "write the Pod's spec"))?;
+    put_named(spec, "volumes", "spec.volumes", "name", volume)
 }
 
 /// Takes from a container what [`BEFORE_STOP`] put there.
@@ -71,9 +76,9 @@ mod tests {
         assert_eq!(after, once);
         assert_eq!(
             once["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"],
-            json!(["/selfhost/bin/kubectl-selfhost", "node", "before-stop", "--run", "/selfhost/run"])
+            json!(["/selfhost/bin/kubectl-selfhost", "node", "before-stop", "--notes", "/selfhost/notes"])
         );
-        drop_before_stop(&mut after["spec"]["containers"][0]);
+        crate::mutators::drop_carrier(&mut after);
         assert_eq!(after, before);
     }
 

@@ -234,6 +234,12 @@ impl ComponentFiles {
         self.directory.join("run")
     }
 
+    /// What an apiserver's Pods can write; see [`crate::names::NOTES_MOUNT`].
+    #[must_use]
+    pub fn notes(&self) -> PathBuf {
+        self.directory.join("notes")
+    }
+
     /// The [`Verdict`].
     #[must_use]
     pub fn verdict(&self) -> PathBuf {

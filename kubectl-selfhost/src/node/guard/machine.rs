@@ -250,6 +250,14 @@ fn handed_over(o: &Observed) -> Decision {
         }
         return act(Action::PutFallback, "nothing serves: putting the fallback in");
     }
+    if o.fallback && o.desired == Desired::SelfHostedGap {
+        // two cannot listen at once: the fallback leaves as soon as a Pod waits for its port
+        return if o.waiting && o.fallback_processes > 0 {
+            act(Action::RemoveFallback, "taking the fallback out: the gap begins")
+        } else {
+            Decision { settled: o.fallback_processes > 0, ..wait("the fallback serves, as the DaemonSet's Pod is not there") }
+        };
+    }
     if o.fallback && o.self_hosted_processes > 0 {
         return take_over(o, Action::RemoveFallback);
     }

@@ -254,6 +254,9 @@ fn gap_mode_takes_the_manifest_out_only_while_a_pod_waits() {
     let slow = Observed { silent_for: o.grace, self_hosted_processes: 1, ..o.clone() };
     expect("it is there and slow", &slow, Nothing);
     expect("too slow", &Observed { silent_for: GAP_DEADLINE, ..slow }, PutFallback);
+    let back = Observed { fallback: true, fallback_processes: 1, silent_for: Duration::ZERO, ..o.clone() };
+    expect("the fallback serves on", &back, Nothing);
+    expect("a Pod waits for its port", &Observed { waiting: true, ..back }, RemoveFallback);
     let o = Observed { self_hosted_processes: 1, self_hosted_listens: true, silent_for: Duration::ZERO, ..o };
     assert!(next_action(&o).settled);
 }

@@ -68,6 +68,7 @@ impl ComponentWorld {
         let files = ComponentFiles::below(state, component);
         files::make_directory(files.directory(), 0o700)?;
         files::make_directory(&files.run(), 0o755)?;
+        files::make_directory(&files.notes(), 0o755)?;
         let memory = read_json(&files.memory())?.unwrap_or_default();
         let mut world = Self {
             component,
