@@ -10,7 +10,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams, PropagationPolicy,
+    Api, ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams,
+    PropagationPolicy,
 };
 use serde_json::{Value, json};
 use shared::kube_client::Cluster;
@@ -66,7 +67,9 @@ impl ControlPlane {
     /// # Errors
     /// As the API says; not found is an error of that cause.
     pub async fn node(&self, name: &str) -> Result<Node> {
-        self.cluster.call(&format!("read Node {name}"), self.all::<Node>().get(name)).await
+        self.cluster
+            .call(&format!("read Node {name}"), self.all::<Node>().get(name))
+            .await
     }
 
     /// UID of the namespace kube-system: it names the cluster.
@@ -74,8 +77,10 @@ impl ControlPlane {
     /// # Errors
     /// As the API says.
     pub async fn cluster_uid(&self) -> Result<String> {
-        let namespace =
-            self.cluster.call("read Namespace kube-system", self.all::<Namespace>().get(NAMESPACE)).await?;
+        let namespace = self
+            .cluster
+            .call("read Namespace kube-system", self.all::<Namespace>().get(NAMESPACE))
+            .await?;
         Ok(namespace.metadata.uid.unwrap_or_default())
     }
 
@@ -84,7 +89,13 @@ impl ControlPlane {
     /// # Errors
     /// As the API says.
     pub async fn version(&self) -> Result<String> {
-        let info = self.cluster.call("read the version of the API server", self.cluster.client.apiserver_version()).await?;
+        let info = self
+            .cluster
+            .call(
+                "read the version of the API server",
+                self.cluster.client.apiserver_version(),
+            )
+            .await?;
         Ok(info.git_version)
     }
 
@@ -99,12 +110,23 @@ impl ControlPlane {
         labels: &[(String, Option<&str>)],
     ) -> Result<()> {
         let map = |pairs: &[(String, Option<&str>)]| {
-            pairs.iter().map(|(key, value)| (key.clone(), json!(value))).collect::<serde_json::Map<_, _>>()
+            pairs
+                .iter()
+                .map(|(key, value)| (key.clone(), json!(value)))
+                .collect::<serde_json::Map<_, _>>()
         };
         let patch = Patch::Merge(json!({"metadata": {"annotations": map(annotations), "labels": map(labels)}}));
-        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        let parameters = PatchParams {
+            field_manager: Some(FIELD_MANAGER.into()),
+            ..PatchParams::default()
+        };
         let nodes = self.all::<Node>();
-        self.cluster.call(&format!("change Node {name}"), nodes.patch_metadata(name, &parameters, &patch)).await?;
+        self.cluster
+            .call(
+                &format!("change Node {name}"),
+                nodes.patch_metadata(name, &parameters, &patch),
+            )
+            .await?;
         Ok(())
     }
 
@@ -115,7 +137,10 @@ impl ControlPlane {
     pub async fn nodes_with_label(&self, label: &str) -> Result<Vec<String>> {
         let parameters = ListParams::default().labels(label);
         let nodes = self.all::<Node>();
-        let list = self.cluster.call("list Nodes", nodes.list_metadata(&parameters)).await?;
+        let list = self
+            .cluster
+            .call("list Nodes", nodes.list_metadata(&parameters))
+            .await?;
         Ok(list.items.into_iter().filter_map(|node| node.metadata.name).collect())
     }
 
@@ -126,7 +151,11 @@ impl ControlPlane {
     pub async fn pods_on(&self, node: &str) -> Result<Vec<Pod>> {
         let parameters = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let pods = self.all::<Pod>();
-        Ok(self.cluster.call(&format!("list Pods of Node {node}"), pods.list(&parameters)).await?.items)
+        Ok(self
+            .cluster
+            .call(&format!("list Pods of Node {node}"), pods.list(&parameters))
+            .await?
+            .items)
     }
 
     /// Pods in kube-system with that label query.
@@ -135,7 +164,11 @@ impl ControlPlane {
     /// As the API says.
     pub async fn pods(&self, labels: &str) -> Result<Vec<Pod>> {
         let parameters = ListParams::default().labels(labels);
-        Ok(self.cluster.call("list Pods in kube-system", self.namespaced::<Pod>().list(&parameters)).await?.items)
+        Ok(self
+            .cluster
+            .call("list Pods in kube-system", self.namespaced::<Pod>().list(&parameters))
+            .await?
+            .items)
     }
 
     /// Pods of a component's DaemonSet.
@@ -151,7 +184,11 @@ impl ControlPlane {
     /// # Errors
     /// As the API says.
     pub async fn pod(&self, name: &str) -> Result<Option<Pod>> {
-        absent(self.cluster.call(&format!("read Pod {name}"), self.namespaced::<Pod>().get(name)).await)
+        absent(
+            self.cluster
+                .call(&format!("read Pod {name}"), self.namespaced::<Pod>().get(name))
+                .await,
+        )
     }
 
     /// The last lines that a container wrote.
@@ -159,9 +196,18 @@ impl ControlPlane {
     /// # Errors
     /// As the API says.
     pub async fn last_log_lines(&self, pod: &str, container: &str, previous: bool) -> Result<String> {
-        let parameters =
-            LogParams { container: Some(container.to_owned()), previous, tail_lines: Some(5), ..LogParams::default() };
-        self.cluster.call(&format!("read the log of Pod {pod}"), self.namespaced::<Pod>().logs(pod, &parameters)).await
+        let parameters = LogParams {
+            container: Some(container.to_owned()),
+            previous,
+            tail_lines: Some(5),
+            ..LogParams::default()
+        };
+        self.cluster
+            .call(
+                &format!("read the log of Pod {pod}"),
+                self.namespaced::<Pod>().logs(pod, &parameters),
+            )
+            .await
     }
 
     /// Asks whether a Pod would be admitted, without making it.
@@ -171,8 +217,13 @@ impl ControlPlane {
     pub async fn would_admit_pod(&self, pod: &Value) -> Result<()> {
         let pods = self.dynamic("v1", "Pod", "pods");
         let object = object(pod)?;
-        let parameters = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.into()) };
-        self.cluster.call("try a Pod in kube-system", pods.create(&parameters, &object)).await?;
+        let parameters = PostParams {
+            dry_run: true,
+            field_manager: Some(FIELD_MANAGER.into()),
+        };
+        self.cluster
+            .call("try a Pod in kube-system", pods.create(&parameters, &object))
+            .await?;
         Ok(())
     }
 
@@ -181,7 +232,11 @@ impl ControlPlane {
         let resource = ApiResource {
             group: group.into(),
             version: version.into(),
-            api_version: if group.is_empty() { version.into() } else { format!("{group}/{version}") },
+            api_version: if group.is_empty() {
+                version.into()
+            } else {
+                format!("{group}/{version}")
+            },
             kind: kind.into(),
             plural: plural.into(),
         };
@@ -194,7 +249,14 @@ impl ControlPlane {
     /// As the API says.
     pub async fn daemon_set(&self, component: Component) -> Result<Option<DaemonSet>> {
         let name = component.daemon_set_name();
-        absent(self.cluster.call(&format!("read DaemonSet {name}"), self.namespaced::<DaemonSet>().get(&name)).await)
+        absent(
+            self.cluster
+                .call(
+                    &format!("read DaemonSet {name}"),
+                    self.namespaced::<DaemonSet>().get(&name),
+                )
+                .await,
+        )
     }
 
     /// Makes a DaemonSet as it is given, unknown fields and all.
@@ -204,9 +266,14 @@ impl ControlPlane {
     pub async fn create_daemon_set(&self, daemon_set: &Value, dry_run: bool) -> Result<()> {
         let object = object(daemon_set)?;
         let name = object.metadata.name.clone().unwrap_or_default();
-        let parameters = PostParams { dry_run, field_manager: Some(FIELD_MANAGER.into()) };
+        let parameters = PostParams {
+            dry_run,
+            field_manager: Some(FIELD_MANAGER.into()),
+        };
         let api = self.dynamic("apps/v1", "DaemonSet", "daemonsets");
-        self.cluster.call(&format!("create DaemonSet {name}"), api.create(&parameters, &object)).await?;
+        self.cluster
+            .call(&format!("create DaemonSet {name}"), api.create(&parameters, &object))
+            .await?;
         Ok(())
     }
 
@@ -216,10 +283,17 @@ impl ControlPlane {
     /// As the API says; that it is not there is fine.
     pub async fn delete_daemon_set(&self, component: Component) -> Result<()> {
         let name = component.daemon_set_name();
-        let parameters =
-            DeleteParams { propagation_policy: Some(PropagationPolicy::Background), ..DeleteParams::default() };
+        let parameters = DeleteParams {
+            propagation_policy: Some(PropagationPolicy::Background),
+            ..DeleteParams::default()
+        };
         let api = self.namespaced::<DaemonSet>();
-        absent(self.cluster.call(&format!("delete DaemonSet {name}"), api.delete(&name, &parameters)).await).map(drop)
+        absent(
+            self.cluster
+                .call(&format!("delete DaemonSet {name}"), api.delete(&name, &parameters))
+                .await,
+        )
+        .map(drop)
     }
 
     /// A component's Lease.
@@ -227,7 +301,11 @@ impl ControlPlane {
     /// # Errors
     /// As the API says.
     pub async fn lease(&self, name: &str) -> Result<Option<Lease>> {
-        absent(self.cluster.call(&format!("read Lease {name}"), self.namespaced::<Lease>().get(name)).await)
+        absent(
+            self.cluster
+                .call(&format!("read Lease {name}"), self.namespaced::<Lease>().get(name))
+                .await,
+        )
     }
 
     /// Writes a Lease that was read before; a change in between is an error (409).
@@ -237,7 +315,12 @@ impl ControlPlane {
     pub async fn replace_lease(&self, lease: &Lease) -> Result<()> {
         let name = lease.metadata.name.clone().unwrap_or_default();
         let api = self.namespaced::<Lease>();
-        self.cluster.call(&format!("release Lease {name}"), api.replace(&name, &PostParams::default(), lease)).await?;
+        self.cluster
+            .call(
+                &format!("release Lease {name}"),
+                api.replace(&name, &PostParams::default(), lease),
+            )
+            .await?;
         Ok(())
     }
 
@@ -248,8 +331,16 @@ impl ControlPlane {
     pub async fn own_endpoints(&self) -> Result<(Option<EndpointSlice>, Option<Endpoints>)> {
         let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), "default");
         let endpoints: Api<Endpoints> = Api::namespaced(self.cluster.client.clone(), "default");
-        let slice = absent(self.cluster.call("read EndpointSlice default/kubernetes", slices.get("kubernetes")).await)?;
-        let endpoints = absent(self.cluster.call("read Endpoints default/kubernetes", endpoints.get("kubernetes")).await)?;
+        let slice = absent(
+            self.cluster
+                .call("read EndpointSlice default/kubernetes", slices.get("kubernetes"))
+                .await,
+        )?;
+        let endpoints = absent(
+            self.cluster
+                .call("read Endpoints default/kubernetes", endpoints.get("kubernetes"))
+                .await,
+        )?;
         Ok((slice, endpoints))
     }
 
@@ -259,7 +350,11 @@ impl ControlPlane {
     /// As the API says.
     pub async fn own_endpoint_slice(&self) -> Result<Option<EndpointSlice>> {
         let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), "default");
-        absent(self.cluster.call("read EndpointSlice default/kubernetes", slices.get("kubernetes")).await)
+        absent(
+            self.cluster
+                .call("read EndpointSlice default/kubernetes", slices.get("kubernetes"))
+                .await,
+        )
     }
 
     /// Writes the addresses back.
@@ -271,13 +366,19 @@ impl ControlPlane {
         let patch = Patch::Merge(json!({"endpoints": slice.endpoints, "ports": slice.ports}));
         let parameters = PatchParams::default();
         self.cluster
-            .call("write EndpointSlice default/kubernetes", slices.patch("kubernetes", &parameters, &patch))
+            .call(
+                "write EndpointSlice default/kubernetes",
+                slices.patch("kubernetes", &parameters, &patch),
+            )
             .await?;
         if let Some(saved) = endpoints {
             let endpoints: Api<Endpoints> = Api::namespaced(self.cluster.client.clone(), "default");
             let patch = Patch::Merge(json!({"subsets": saved.subsets}));
             self.cluster
-                .call("write Endpoints default/kubernetes", endpoints.patch("kubernetes", &parameters, &patch))
+                .call(
+                    "write Endpoints default/kubernetes",
+                    endpoints.patch("kubernetes", &parameters, &patch),
+                )
                 .await?;
         }
         Ok(())
@@ -289,8 +390,10 @@ impl ControlPlane {
     /// As the API says.
     pub async fn save_originals(&self, node: &str, files: &BTreeMap<String, Vec<u8>>) -> Result<()> {
         let name = originals_secret(node);
-        let data: BTreeMap<String, ByteString> =
-            files.iter().map(|(name, bytes)| (name.clone(), ByteString(bytes.clone()))).collect();
+        let data: BTreeMap<String, ByteString> = files
+            .iter()
+            .map(|(name, bytes)| (name.clone(), ByteString(bytes.clone())))
+            .collect();
         let object = json!({
             "apiVersion": "v1",
             "kind": "Secret",
@@ -300,7 +403,12 @@ impl ControlPlane {
         });
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
         let api = self.namespaced::<Secret>();
-        self.cluster.call(&format!("write Secret {name}"), api.patch(&name, &parameters, &Patch::Apply(object))).await?;
+        self.cluster
+            .call(
+                &format!("write Secret {name}"),
+                api.patch(&name, &parameters, &Patch::Apply(object)),
+            )
+            .await?;
         Ok(())
     }
 
@@ -310,9 +418,18 @@ impl ControlPlane {
     /// As the API says.
     pub async fn originals(&self, node: &str) -> Result<Option<BTreeMap<String, Vec<u8>>>> {
         let name = originals_secret(node);
-        let secret = absent(self.cluster.call(&format!("read Secret {name}"), self.namespaced::<Secret>().get(&name)).await)?;
+        let secret = absent(
+            self.cluster
+                .call(&format!("read Secret {name}"), self.namespaced::<Secret>().get(&name))
+                .await,
+        )?;
         Ok(secret.map(|secret| {
-            secret.data.unwrap_or_default().into_iter().map(|(name, bytes)| (name, bytes.0)).collect()
+            secret
+                .data
+                .unwrap_or_default()
+                .into_iter()
+                .map(|(name, bytes)| (name, bytes.0))
+                .collect()
         }))
     }
 
@@ -323,8 +440,15 @@ impl ControlPlane {
     pub async fn delete_originals(&self, node: &str) -> Result<()> {
         let name = originals_secret(node);
         let api = self.namespaced::<Secret>();
-        absent(self.cluster.call(&format!("delete Secret {name}"), api.delete(&name, &DeleteParams::default())).await)
-            .map(drop)
+        absent(
+            self.cluster
+                .call(
+                    &format!("delete Secret {name}"),
+                    api.delete(&name, &DeleteParams::default()),
+                )
+                .await,
+        )
+        .map(drop)
     }
 
     /// All admission webhooks.
@@ -336,8 +460,14 @@ impl ControlPlane {
         let validating = self.all::<ValidatingWebhookConfiguration>();
         let mutating = self.all::<MutatingWebhookConfiguration>();
         Ok((
-            self.cluster.call("list ValidatingWebhookConfigurations", validating.list(&all)).await?.items,
-            self.cluster.call("list MutatingWebhookConfigurations", mutating.list(&all)).await?.items,
+            self.cluster
+                .call("list ValidatingWebhookConfigurations", validating.list(&all))
+                .await?
+                .items,
+            self.cluster
+                .call("list MutatingWebhookConfigurations", mutating.list(&all))
+                .await?
+                .items,
         ))
     }
 
@@ -360,7 +490,10 @@ impl ControlPlane {
             ..SelfSubjectAccessReview::default()
         };
         let api = self.all::<SelfSubjectAccessReview>();
-        let review = self.cluster.call("ask for your permissions", api.create(&PostParams::default(), &review)).await?;
+        let review = self
+            .cluster
+            .call("ask for your permissions", api.create(&PostParams::default(), &review))
+            .await?;
         Ok(review.status.is_some_and(|status| status.allowed))
     }
 }

@@ -8,11 +8,11 @@ use crate::names::{Component, GUARD};
 use crate::node::state::Desired;
 use crate::node::trial;
 use crate::observe::Observation;
-use crate::plan::{ComponentState, Plan, PlanOptions, Snapshot, plan};
 use crate::patience;
+use crate::plan::{ComponentState, Plan, PlanOptions, Snapshot, plan};
 use crate::preflight;
 use crate::refusal::Refusal;
-use crate::render::{daemon_sets_yaml, render_text};
+use crate::render::{daemon_sets_yaml, render_summary, render_text};
 use shared::output::{DryRun, OutputFormat};
 use shared::progress::{Outcome, Reporter, reporter};
 use shared::table::Table;
@@ -75,13 +75,22 @@ pub async fn make_plan(live: Live, options: &ConvertOptions) -> Result<Planned> 
         ModeChoice::Steered => Mode::Steered,
         ModeChoice::Gap => Mode::Gap,
     };
-    let apiservers = live.control_plane.pods("component=kube-apiserver,tier=control-plane").await?;
-    let nodes: std::collections::BTreeSet<String> =
-        apiservers.into_iter().filter_map(|pod| pod.spec.and_then(|spec| spec.node_name)).collect();
+    let apiservers = live
+        .control_plane
+        .pods("component=kube-apiserver,tier=control-plane")
+        .await?;
+    let nodes: std::collections::BTreeSet<String> = apiservers
+        .into_iter()
+        .filter_map(|pod| pod.spec.and_then(|spec| spec.node_name))
+        .collect();
     let plan_options = PlanOptions {
         components: options.components.clone(),
         mode,
-        node_address: observation.node.address.as_ref().and_then(|address| address.parse().ok()),
+        node_address: observation
+            .node
+            .address
+            .as_ref()
+            .and_then(|address| address.parse().ok()),
         single_node: nodes.len() <= 1,
         feature_gates: options.feature_gates.clone(),
         ..PlanOptions::new(binary.build.clone())
@@ -90,11 +99,17 @@ pub async fn make_plan(live: Live, options: &ConvertOptions) -> Result<Planned> 
     if nodes.len() > 1 {
         plan.refusals.push(Refusal::new(
             format!("cluster {}", live.control_plane.cluster.server),
-            format!("has {} control-plane nodes, and this version converts clusters of one", nodes.len()),
+            format!(
+                "has {} control-plane nodes, and this version converts clusters of one",
+                nodes.len()
+            ),
             "wait for a version that converts several nodes",
         ));
     }
-    let converted = options.components.iter().all(|component| is_converted(&observation, *component));
+    let converted = options
+        .components
+        .iter()
+        .all(|component| is_converted(&observation, *component));
     if !converted {
         if mode == Mode::Steered
             && let Err(why) = trial::run()
@@ -110,16 +125,26 @@ pub async fn make_plan(live: Live, options: &ConvertOptions) -> Result<Planned> 
         plan.refusals.extend(refusals);
         plan.warnings.extend(warnings);
     }
-    Ok(Planned { live, observation, snapshot, binary, plan })
+    Ok(Planned {
+        live,
+        observation,
+        snapshot,
+        binary,
+        plan,
+    })
 }
 
-/// The error that a plan with refusals ends in; the refusals themselves are in the plan's text.
+/// The error that a plan with refusals ends in. What is in the text that was `printed` before is not said twice.
 #[must_use]
-pub fn refused(plan: &Plan) -> Error {
-    let count = plan.refusals.len();
-    let mut error = Error::refused(format!("{count} thing{} forbid{} the conversion", if count == 1 { "" } else { "s" }, if count == 1 { "s" } else { "" }));
-    for refusal in &plan.refusals {
-        error = error.because(format!("{}: {}", refusal.object, refusal.what)).hint(refusal.remedy.clone());
+pub fn refused(plan: &Plan, printed: bool) -> Error {
+    let mut error = match plan.refusals.len() {
+        1 => Error::refused("one thing forbids the conversion"),
+        count => Error::refused(format!("{count} things forbid the conversion")),
+    };
+    for refusal in plan.refusals.iter().filter(|_| !printed) {
+        error = error
+            .because(format!("{}: {}", refusal.object, refusal.what))
+            .hint(refusal.remedy.clone());
     }
     error.hint("nothing was changed")
 }
@@ -131,25 +156,38 @@ pub fn refused(plan: &Plan) -> Error {
 pub async fn convert(live: Live, options: &ConvertOptions, printer: &Printer) -> Result<()> {
     let planned = make_plan(live, options).await?;
     let width = printer.stdout_width().unwrap_or(100);
-    if options.components.iter().all(|component| is_converted(&planned.observation, *component)) {
+    if options
+        .components
+        .iter()
+        .all(|component| is_converted(&planned.observation, *component))
+    {
         let reporter = reporter(printer, options.output);
-        reporter.note(&format!("Node {} is self-hosted already: nothing to do", planned.live.node_name));
+        reporter.note(&format!(
+            "Node {} is self-hosted already: nothing to do",
+            planned.live.node_name
+        ));
         return Ok(());
     }
     match (options.dry_run, options.output) {
         (DryRun::None, OutputFormat::Json) => {}
         (DryRun::Client | DryRun::Server, OutputFormat::Yaml) => printer.data(&daemon_sets_yaml(&planned.plan)?)?,
-        (_, OutputFormat::Json) => shared::output::print(printer, options.output, &planned.plan, |_| Table::new(["COMPONENT"]))?,
+        (_, OutputFormat::Json) => {
+            shared::output::print(printer, options.output, &planned.plan, |_| Table::new(["COMPONENT"]))?
+        }
+        (DryRun::None, _) => printer.data(&render_summary(&planned.plan, width, printer.color_stdout()))?,
         _ => printer.data(&render_text(&planned.plan, width, printer.color_stdout()))?,
     }
     if !planned.plan.refusals.is_empty() {
-        return Err(refused(&planned.plan));
+        return Err(refused(&planned.plan, !options.output.is_for_programs()));
     }
     if options.dry_run == DryRun::Server {
         try_on_server(&planned, printer).await?;
     }
     if options.dry_run != DryRun::None {
         return Ok(());
+    }
+    if options.output != OutputFormat::Json {
+        printer.note("each change with its reason: kubectl selfhost plan");
     }
     let question = format!("Convert the control plane of Node {}?", planned.live.node_name);
     prompt::confirm(printer, &question, None, options.yes)?;
@@ -174,7 +212,10 @@ async fn try_on_server(planned: &Planned, printer: &Printer) -> Result<()> {
             && !planned.observation.daemon_sets.contains_key(&component.component)
         {
             planned.live.control_plane.create_daemon_set(daemon_set, true).await?;
-            printer.note(format!("DaemonSet {} would be created (server dry run)", component.component.daemon_set_name()));
+            printer.note(format!(
+                "DaemonSet {} would be created (server dry run)",
+                component.component.daemon_set_name()
+            ));
         }
     }
     Ok(())
@@ -218,7 +259,12 @@ async fn hand_over_one(
     }
     let began = Instant::now();
     let existing = planned.observation.daemon_sets.contains_key(&component);
-    let daemon_set = planned.plan.components.iter().find(|plan| plan.component == component).and_then(|plan| plan.daemon_set.as_ref());
+    let daemon_set = planned
+        .plan
+        .components
+        .iter()
+        .find(|plan| plan.component == component)
+        .and_then(|plan| plan.daemon_set.as_ref());
     let hand_over = HandOver {
         control_plane: &planned.live.control_plane,
         node: &planned.live.node_name,
@@ -231,7 +277,11 @@ async fn hand_over_one(
     };
     match hand_over.run(reporter).await {
         Ok(()) => {
-            reporter.finish(task, Outcome::Done, &format!("self-hosted after {:.1} s", began.elapsed().as_secs_f64()));
+            reporter.finish(
+                task,
+                Outcome::Done,
+                &format!("self-hosted after {:.1} s", began.elapsed().as_secs_f64()),
+            );
             Ok(())
         }
         Err(error) => {
@@ -243,7 +293,13 @@ async fn hand_over_one(
 
 /// Executable and guard on the node, originals in the cluster: nothing of it touches a component.
 async fn prepare(planned: &Planned, options: &ConvertOptions, reporter: &dyn Reporter) -> Result<()> {
-    let Planned { live, observation, snapshot, binary, .. } = planned;
+    let Planned {
+        live,
+        observation,
+        snapshot,
+        binary,
+        ..
+    } = planned;
     let task = "node";
     install::install_state_directory()?;
     install::install_binary(binary)?;
@@ -251,7 +307,8 @@ async fn prepare(planned: &Planned, options: &ConvertOptions, reporter: &dyn Rep
     save_originals(planned).await?;
     reporter.step(task, "copies of the manifests kept in the cluster");
     let image = guard_image(snapshot, observation).ok_or_else(|| {
-        Error::refused("no image is known that is on this node").because("no component of the control plane was found to take one from")
+        Error::refused("no image is known that is on this node")
+            .because("no component of the control plane was found to take one from")
     })?;
     let before = observation.node.guard.as_ref().map(|guard| guard.process);
     let changed = install::install_guard(&live.local, &live.node_name, &image, &binary.build)?;
@@ -287,7 +344,12 @@ fn guard_image(snapshot: &Snapshot, observation: &Observation) -> Option<String>
             spec.container().get("image")?.as_str().map(str::to_owned)
         };
         let pods = observation.pods.get(&component);
-        from_manifest().or_else(|| pods?.iter().map(|pod| pod.image.clone()).find(|image| !image.is_empty()))
+        from_manifest().or_else(|| {
+            pods?
+                .iter()
+                .map(|pod| pod.image.clone())
+                .find(|image| !image.is_empty())
+        })
     })
 }
 
@@ -302,7 +364,8 @@ async fn save_originals(planned: &Planned) -> Result<()> {
         }
         let metadata = crate::node::guard::files::metadata(&file.path, file.sha256.clone())
             .map_err(|error| Error::new("a manifest cannot be saved").because(error))?;
-        let metadata = serde_json::to_vec(&metadata).map_err(|error| Error::new("a manifest cannot be saved").because(error))?;
+        let metadata =
+            serde_json::to_vec(&metadata).map_err(|error| Error::new("a manifest cannot be saved").because(error))?;
         files.insert(component.name().to_owned(), file.bytes.clone());
         files.insert(format!("{component}.json"), metadata);
     }

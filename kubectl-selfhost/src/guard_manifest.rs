@@ -28,7 +28,14 @@ pub struct GuardPlace<'a> {
 /// with the owner and mode they had.
 #[must_use]
 pub fn guard_pod(place: GuardPlace<'_>) -> Value {
-    let GuardPlace { node_name, manifest_directory, kubeconfig, kubelet_certificates, image, build } = place;
+    let GuardPlace {
+        node_name,
+        manifest_directory,
+        kubeconfig,
+        kubelet_certificates,
+        image,
+        build,
+    } = place;
     let host = |name: &str, path: &Path, kind: &str| json!({"name": name, "hostPath": {"path": path, "type": kind}});
     json!({
         "apiVersion": "v1",
@@ -96,8 +103,12 @@ mod tests {
             build: "0123456789ab",
         });
         assert!(pod["spec"].get("serviceAccountName").is_none());
-        let paths: Vec<&str> =
-            pod["spec"]["volumes"].as_array().unwrap().iter().map(|v| v["hostPath"]["path"].as_str().unwrap()).collect();
+        let paths: Vec<&str> = pod["spec"]["volumes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|v| v["hostPath"]["path"].as_str().unwrap())
+            .collect();
         assert_eq!(
             paths,
             [

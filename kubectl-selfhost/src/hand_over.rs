@@ -58,7 +58,12 @@ impl HandOver<'_> {
     /// The Pod of the DaemonSet on this node; of two, the newer one.
     async fn pod(&self) -> Result<Option<PodFacts>> {
         let mut pods = self.control_plane.self_hosted_pods(self.component).await?;
-        pods.retain(|pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).is_none_or(|name| name == self.node));
+        pods.retain(|pod| {
+            pod.spec
+                .as_ref()
+                .and_then(|spec| spec.node_name.as_deref())
+                .is_none_or(|name| name == self.node)
+        });
         pods.sort_by_key(|pod| pod.metadata.creation_timestamp.clone());
         Ok(pods.last().map(|pod| pod_facts(pod, self.component.name())))
     }
@@ -81,14 +86,23 @@ impl HandOver<'_> {
             control_plane.create_daemon_set(daemon_set, false).await?;
         }
         self.patch(&[], &[(component.gate_label(), Some("enabled"))]).await?;
-        reporter.step(self.task(), &format!("DaemonSet {} applied, Node gated", component.daemon_set_name()));
+        reporter.step(
+            self.task(),
+            &format!("DaemonSet {} applied, Node gated", component.daemon_set_name()),
+        );
         self.await_pod(reporter).await?;
         reporter.step(self.task(), "its Pod waits on the node");
 
-        let leader = patience::call("the Lease to be read", async || leadership::holder(control_plane, component).await).await?;
+        let leader = patience::call("the Lease to be read", async || {
+            leadership::holder(control_plane, component).await
+        })
+        .await?;
         let saved = match component {
             Component::KubeApiserver => {
-                patience::call("the Service's addresses to be read", async || own_endpoints::save(control_plane).await).await?
+                patience::call("the Service's addresses to be read", async || {
+                    own_endpoints::save(control_plane).await
+                })
+                .await?
             }
             _ => None,
         };
@@ -106,17 +120,30 @@ impl HandOver<'_> {
     }
 
     async fn await_pod(&self, reporter: &dyn Reporter) -> Result<()> {
-        let what = format!("the Pod of DaemonSet {} to wait on Node {}", self.component.daemon_set_name(), self.node);
+        let what = format!(
+            "the Pod of DaemonSet {} to wait on Node {}",
+            self.component.daemon_set_name(),
+            self.node
+        );
         wait::until(&what, POD_DEADLINE, INTERVAL, self.waiting_for(reporter), async || {
-            tolerate(self.pod().await.map(|pod| match pod {
-                None => Poll::Pending("the controller manager to create its Pod".into()),
-                Some(pod) if pod.awaiting || pod.ready => Poll::Ready(()),
-                // it came up in an earlier run
-                Some(pod) if pod.trouble.as_deref().is_some_and(|trouble| trouble.starts_with("running")) => Poll::Ready(()),
-                Some(pod) => match pod.trouble {
-                    Some(trouble) => Poll::Pending(format!("Pod {}: {trouble}", pod.name)),
-                    None => Poll::Pending(format!("Pod {} to start its init container", pod.name)),
-                },
+            tolerate(self.pod().await.map(|pod| {
+                match pod {
+                    None => Poll::Pending("the controller manager to create its Pod".into()),
+                    Some(pod) if pod.awaiting || pod.ready => Poll::Ready(()),
+                    // it came up in an earlier run
+                    Some(pod)
+                        if pod
+                            .trouble
+                            .as_deref()
+                            .is_some_and(|trouble| trouble.starts_with("running")) =>
+                    {
+                        Poll::Ready(())
+                    }
+                    Some(pod) => match pod.trouble {
+                        Some(trouble) => Poll::Pending(format!("Pod {}: {trouble}", pod.name)),
+                        None => Poll::Pending(format!("Pod {} to start its init container", pod.name)),
+                    },
+                }
             }))
         })
         .await
@@ -125,15 +152,25 @@ impl HandOver<'_> {
     /// States what is wanted. A wish that the guard gave up before is withdrawn first: only then it is tried again.
     async fn ask_guard(&self) -> Result<()> {
         let name = self.component.desired_annotation();
-        if self.report().await?.is_some_and(|report| report.given_up == Some(self.desired)) {
+        if self
+            .report()
+            .await?
+            .is_some_and(|report| report.given_up == Some(self.desired))
+        {
             self.patch(&[(name.clone(), None)], &[]).await?;
             let what = format!("the guard of Node {} to forget the earlier attempt", self.node);
-            wait::until(&what, Duration::from_secs(20), INTERVAL, |_| {}, async || {
-                tolerate(self.report().await.map(|report| match report {
-                    Some(report) if report.given_up.is_none() => Poll::Ready(()),
-                    _ => Poll::Pending("its report still names it".into()),
-                }))
-            })
+            wait::until(
+                &what,
+                Duration::from_secs(20),
+                INTERVAL,
+                |_| {},
+                async || {
+                    tolerate(self.report().await.map(|report| match report {
+                        Some(report) if report.given_up.is_none() => Poll::Ready(()),
+                        _ => Poll::Pending("its report still names it".into()),
+                    }))
+                },
+            )
             .await?;
         }
         self.patch(&[(name, Some(self.desired.as_str()))], &[]).await
@@ -141,31 +178,45 @@ impl HandOver<'_> {
 
     async fn patch(&self, annotations: &[(String, Option<&str>)], labels: &[(String, Option<&str>)]) -> Result<()> {
         let what = format!("Node {} to be changed", self.node);
-        patience::call(&what, async || self.control_plane.patch_node(self.node, annotations, labels).await).await
+        patience::call(&what, async || {
+            self.control_plane.patch_node(self.node, annotations, labels).await
+        })
+        .await
     }
 
     async fn await_guard(&self, reporter: &dyn Reporter) -> Result<()> {
         let what = format!("{} to be self-hosted on Node {}", self.component, self.node);
         let mut handed = false;
-        wait::until(&what, HAND_OVER_DEADLINE, INTERVAL, self.waiting_for(reporter), async || {
-            tolerate(async {
-                let Some(report) = self.report().await? else {
-                    return Ok(Poll::Pending("the guard to report".into()));
-                };
-                if report.given_up == Some(self.desired) {
-                    return Err(self.given_up(&report).await);
-                }
-                if !handed && report.state == State::Both && report.step.starts_with("waiting for the old process to") {
-                    handed = true;
-                    reporter.step(self.task(), "proved healthy, static manifest taken out");
-                }
-                if report.desired == self.desired && report.settled && report.state == State::SelfHosted {
-                    return Ok(Poll::Ready(()));
-                }
-                Ok(Poll::Pending(awaited(&report)))
-            }
-            .await)
-        })
+        wait::until(
+            &what,
+            HAND_OVER_DEADLINE,
+            INTERVAL,
+            self.waiting_for(reporter),
+            async || {
+                tolerate(
+                    async {
+                        let Some(report) = self.report().await? else {
+                            return Ok(Poll::Pending("the guard to report".into()));
+                        };
+                        if report.given_up == Some(self.desired) {
+                            return Err(self.given_up(&report).await);
+                        }
+                        if !handed
+                            && report.state == State::Both
+                            && report.step.starts_with("waiting for the old process to")
+                        {
+                            handed = true;
+                            reporter.step(self.task(), "proved healthy, static manifest taken out");
+                        }
+                        if report.desired == self.desired && report.settled && report.state == State::SelfHosted {
+                            return Ok(Poll::Ready(()));
+                        }
+                        Ok(Poll::Pending(awaited(&report)))
+                    }
+                    .await,
+                )
+            },
+        )
         .await?;
         if !handed {
             reporter.step(self.task(), "proved healthy, static manifest taken out");
@@ -177,18 +228,31 @@ impl HandOver<'_> {
     async fn await_mirror(&self, reporter: &dyn Reporter) -> Result<()> {
         let name = format!("{}-{}", self.component, self.node);
         let what = format!("the mirror Pod {name} to go");
-        wait::until(&what, Duration::from_secs(60), INTERVAL, self.waiting_for(reporter), async || {
-            tolerate(self.control_plane.pod(&name).await.map(|pod| match pod {
-                Some(_) => Poll::Pending(format!("the mirror Pod {name} to go")),
-                None => Poll::Ready(()),
-            }))
-        })
+        wait::until(
+            &what,
+            Duration::from_secs(60),
+            INTERVAL,
+            self.waiting_for(reporter),
+            async || {
+                tolerate(self.control_plane.pod(&name).await.map(|pod| match pod {
+                    Some(_) => Poll::Pending(format!("the mirror Pod {name} to go")),
+                    None => Poll::Ready(()),
+                }))
+            },
+        )
         .await
     }
 
     async fn given_up(&self, report: &Report) -> Error {
-        let why = report.error.clone().unwrap_or_else(|| "the guard gave the hand-over up".into());
-        let mut error = Error::new(format!("{} was not converted; its static Pod serves as before", self.component)).because(why);
+        let why = report
+            .error
+            .clone()
+            .unwrap_or_else(|| "the guard gave the hand-over up".into());
+        let mut error = Error::new(format!(
+            "{} was not converted; its static Pod serves as before",
+            self.component
+        ))
+        .because(why);
         if let Ok(Some(pod)) = self.pod().await {
             error = error.because(describe_pod(self.control_plane, &pod).await);
         }
@@ -201,22 +265,30 @@ impl HandOver<'_> {
             return Ok(());
         }
         let what = format!("another {} to lead", self.component);
-        wait::until(&what, Duration::from_secs(30), INTERVAL, self.waiting_for(reporter), async || {
-            tolerate(async {
-                match leadership::holder(self.control_plane, self.component).await? {
-                    Some(now) if Some(now.as_str()) != before => Ok(Poll::Ready(())),
-                    _ => match leadership::release(self.control_plane, self.component, before).await {
-                        Ok(_) => Ok(Poll::Pending("the new process to take the Lease".into())),
-                        // somebody else wrote it in between
-                        Err(error) if error.cause() == shared::error::Cause::Conflict => {
-                            Ok(Poll::Pending("the Lease to be free".into()))
+        wait::until(
+            &what,
+            Duration::from_secs(30),
+            INTERVAL,
+            self.waiting_for(reporter),
+            async || {
+                tolerate(
+                    async {
+                        match leadership::holder(self.control_plane, self.component).await? {
+                            Some(now) if Some(now.as_str()) != before => Ok(Poll::Ready(())),
+                            _ => match leadership::release(self.control_plane, self.component, before).await {
+                                Ok(_) => Ok(Poll::Pending("the new process to take the Lease".into())),
+                                // somebody else wrote it in between
+                                Err(error) if error.cause() == shared::error::Cause::Conflict => {
+                                    Ok(Poll::Pending("the Lease to be free".into()))
+                                }
+                                Err(error) => Err(error),
+                            },
                         }
-                        Err(error) => Err(error),
-                    },
-                }
-            }
-            .await)
-        })
+                    }
+                    .await,
+                )
+            },
+        )
         .await
     }
 
@@ -233,7 +305,9 @@ impl HandOver<'_> {
         reporter.waiting(self.task(), "the static Pod to be alone again");
         match self.take_back(reporter).await {
             Ok(()) => error.hint("nothing was changed for good; mend the cause and run the same command again"),
-            Err(second) => error.because(format!("and taking it back failed: {second}")).hint(resume),
+            Err(second) => error
+                .because(format!("and taking it back failed: {second}"))
+                .hint(resume),
         }
     }
 
@@ -242,15 +316,26 @@ impl HandOver<'_> {
         let name = component.desired_annotation();
         self.patch(&[(name, Some(Desired::Static.as_str()))], &[]).await?;
         let what = format!("the guard of Node {} to hold {component} back", self.node);
-        wait::until(&what, Duration::from_secs(30), INTERVAL, self.waiting_for(reporter), async || {
-            tolerate(self.report().await.map(|report| match report {
-                Some(report) if report.desired == Desired::Static => Poll::Ready(()),
-                _ => Poll::Pending("its report".into()),
-            }))
-        })
+        wait::until(
+            &what,
+            Duration::from_secs(30),
+            INTERVAL,
+            self.waiting_for(reporter),
+            async || {
+                tolerate(self.report().await.map(|report| match report {
+                    Some(report) if report.desired == Desired::Static => Poll::Ready(()),
+                    _ => Poll::Pending("its report".into()),
+                }))
+            },
+        )
         .await?;
         self.patch(&[], &[(component.gate_label(), None)]).await?;
-        if self.control_plane.nodes_with_label(&component.gate_label()).await?.is_empty() {
+        if self
+            .control_plane
+            .nodes_with_label(&component.gate_label())
+            .await?
+            .is_empty()
+        {
             self.control_plane.delete_daemon_set(component).await?;
         }
         Ok(())
@@ -273,7 +358,10 @@ pub fn awaited(report: &Report) -> String {
 
 /// A Pod's name, why it does not run, and the last line that it wrote.
 pub async fn describe_pod(control_plane: &ControlPlane, pod: &PodFacts) -> String {
-    let trouble = pod.trouble.clone().unwrap_or_else(|| if pod.ready { "ready".into() } else { "not ready".into() });
+    let trouble = pod
+        .trouble
+        .clone()
+        .unwrap_or_else(|| if pod.ready { "ready".into() } else { "not ready".into() });
     let mut text = format!("Pod {}: {trouble}", pod.name);
     if let Some(line) = last_log_line(control_plane, pod).await {
         text.push_str(&format!("; it last wrote: {line}"));

@@ -27,9 +27,12 @@ impl NodeBinary {
         let path = std::env::current_exe().context("this executable cannot be found")?;
         let bytes = std::fs::read(&path).with_context(|| format!("{} cannot be read", path.display()))?;
         check_elf(&bytes).map_err(|why| {
-            Error::refused(format!("{} cannot run inside the Pods of the control plane", path.display()))
-                .because(why)
-                .hint("use the release archive, or build it with RUSTFLAGS=\"-C target-feature=+crt-static\" and --target")
+            Error::refused(format!(
+                "{} cannot run inside the Pods of the control plane",
+                path.display()
+            ))
+            .because(why)
+            .hint("use the release archive, or build it with RUSTFLAGS=\"-C target-feature=+crt-static\" and --target")
         })?;
         let build = sha256_hex(&bytes)[..12].to_owned();
         Ok(Self { bytes, build })
@@ -52,19 +55,31 @@ pub fn check_elf(bytes: &[u8]) -> std::result::Result<(), String> {
     const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
     const INTERPRETER: u32 = 3;
     let short = || "the file is cut short".to_owned();
-    let half = |at: usize| bytes.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]])).ok_or_else(short);
+    let half = |at: usize| {
+        bytes
+            .get(at..at + 2)
+            .map(|b| u16::from_le_bytes([b[0], b[1]]))
+            .ok_or_else(short)
+    };
     if bytes.get(..6) != Some(b"\x7fELF\x02\x01") {
         return Err("it is not a 64-bit Linux executable".into());
     }
     if half(18)? != MACHINE {
         return Err("it is made for another kind of processor".into());
     }
-    let table = bytes.get(32..40).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes).ok_or_else(short)?;
+    let table = bytes
+        .get(32..40)
+        .and_then(|b| b.try_into().ok())
+        .map(u64::from_le_bytes)
+        .ok_or_else(short)?;
     let table = usize::try_from(table).map_err(|_| short())?;
     let (size, count) = (usize::from(half(54)?), usize::from(half(56)?));
     for n in 0..count {
         let at = table.saturating_add(n.saturating_mul(size));
-        let kind = bytes.get(at..at.saturating_add(4)).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
+        let kind = bytes
+            .get(at..at.saturating_add(4))
+            .and_then(|b| b.try_into().ok())
+            .map(u32::from_le_bytes);
         if kind.ok_or_else(short)? == INTERPRETER {
             return Err("it is dynamically linked, and the images of the components have no libraries".into());
         }
@@ -80,13 +95,17 @@ pub fn install_binary(binary: &NodeBinary) -> Result<()> {
     let path = binary.path();
     if std::fs::read(&path).ok().as_deref() != Some(&binary.bytes) {
         files::make_directory(Path::new(BIN_DIR), 0o755).context("the executable cannot be installed")?;
-        files::make_directory(&Path::new(BIN_DIR).join(&binary.build), 0o755).context("the executable cannot be installed")?;
+        files::make_directory(&Path::new(BIN_DIR).join(&binary.build), 0o755)
+            .context("the executable cannot be installed")?;
         files::write(&path, &binary.bytes, Attributes::mode(0o755)).context("the executable cannot be installed")?;
     }
     let output = Command::new(&path).arg("--version").output().map_err(|error| {
-        Error::refused(format!("{} was installed, but the system does not let it run", path.display()))
-            .because(error)
-            .hint("look for a noexec mount or an allow-list of executables (fapolicyd) on this node")
+        Error::refused(format!(
+            "{} was installed, but the system does not let it run",
+            path.display()
+        ))
+        .because(error)
+        .hint("look for a noexec mount or an allow-list of executables (fapolicyd) on this node")
     })?;
     if output.status.success() {
         Ok(())

@@ -16,7 +16,12 @@ pub async fn holder(control_plane: &ControlPlane, component: Component) -> Resul
 }
 
 fn holder_of(lease: &Lease) -> Option<String> {
-    lease.spec.as_ref()?.holder_identity.clone().filter(|holder| !holder.is_empty())
+    lease
+        .spec
+        .as_ref()?
+        .holder_identity
+        .clone()
+        .filter(|holder| !holder.is_empty())
 }
 
 /// Releases the Lease if the process that held it `before`, and is gone, still stands in it. Returns whether it did.
@@ -26,9 +31,15 @@ fn holder_of(lease: &Lease) -> Option<String> {
 /// # Errors
 /// As the API says.
 pub async fn release(control_plane: &ControlPlane, component: Component, before: Option<&str>) -> Result<bool> {
-    let Some(name) = component.lease() else { return Ok(false) };
-    let Some(lease) = control_plane.lease(name).await? else { return Ok(false) };
-    let Some(released) = released(lease, before) else { return Ok(false) };
+    let Some(name) = component.lease() else {
+        return Ok(false);
+    };
+    let Some(lease) = control_plane.lease(name).await? else {
+        return Ok(false);
+    };
+    let Some(released) = released(lease, before) else {
+        return Ok(false);
+    };
     control_plane.replace_lease(&released).await?;
     Ok(true)
 }
@@ -52,13 +63,20 @@ mod tests {
     #[test]
     fn only_the_lease_of_the_one_who_is_gone_is_released() {
         let lease = |holder: &str| -> Lease {
-            serde_json::from_value(serde_json::json!({"metadata": {"resourceVersion": "7"}, "spec": {"holderIdentity": holder}}))
-                .unwrap()
+            serde_json::from_value(
+                serde_json::json!({"metadata": {"resourceVersion": "7"}, "spec": {"holderIdentity": holder}}),
+            )
+            .unwrap()
         };
         let after = released(lease("node1_a"), Some("node1_a")).unwrap();
         assert_eq!(holder_of(&after), None);
         assert_eq!(after.metadata.resource_version.as_deref(), Some("7"));
-        for (holder, gone) in [("node1_b", Some("node1_a")), ("", Some("node1_a")), ("node1_a", None), ("", None)] {
+        for (holder, gone) in [
+            ("node1_b", Some("node1_a")),
+            ("", Some("node1_a")),
+            ("node1_a", None),
+            ("", None),
+        ] {
             assert_eq!(released(lease(holder), gone), None, "{holder} {gone:?}");
         }
     }

@@ -66,7 +66,12 @@ impl Live {
                     .hint("choose the kubeconfig or context of this node's own cluster, usually --kubeconfig /etc/kubernetes/admin.conf"));
             }
         }
-        Ok(Self { control_plane, local, node_name, cluster_uid })
+        Ok(Self {
+            control_plane,
+            local,
+            node_name,
+            cluster_uid,
+        })
     }
 
     /// Looks at the node.
@@ -92,12 +97,15 @@ impl Live {
     pub fn snapshot(&self, observation: &Observation) -> Result<Snapshot> {
         let directory = &self.local.manifest_directory;
         let entries = read_directory(directory).map_err(|error| {
-            Error::new(format!("the manifest directory {} cannot be read", directory.display())).because(describe(&error))
+            Error::new(format!("the manifest directory {} cannot be read", directory.display()))
+                .because(describe(&error))
         })?;
         let mut snapshot = Snapshot::of_manifests(directory.display().to_string(), entries);
         for component in Component::ALL {
             let has_manifest = snapshot.inventory.originals.contains_key(&component);
-            snapshot.states.insert(component, component_state(observation, component, has_manifest));
+            snapshot
+                .states
+                .insert(component, component_state(observation, component, has_manifest));
             if !has_manifest && let Some(saved) = saved_original(component) {
                 snapshot.saved.insert(component, saved);
             }
@@ -145,7 +153,11 @@ pub fn component_state(observation: &Observation, component: Component, has_mani
         };
     }
     let pods = observation.pods.get(&component).map(Vec::as_slice).unwrap_or_default();
-    let fallback_name = format!("{}-{}", crate::fallback::fallback_name(component), observation.node.name);
+    let fallback_name = format!(
+        "{}-{}",
+        crate::fallback::fallback_name(component),
+        observation.node.name
+    );
     let fallback = pods.iter().any(|pod| pod.mirror && pod.name == fallback_name);
     let static_pod = has_manifest || pods.iter().any(|pod| pod.mirror && pod.name != fallback_name);
     let self_hosted = pods.iter().any(|pod| !pod.mirror && !pod.terminating && pod.ready);
@@ -163,12 +175,17 @@ pub fn component_state(observation: &Observation, component: Component, has_mani
 pub fn is_converted(observation: &Observation, component: Component) -> bool {
     let node = &observation.node;
     node.gated.contains(&component)
-        && observation.daemon_sets.get(&component).is_some_and(|daemon_set| daemon_set.ours)
-        && node.desired.get(&component).is_some_and(|desired| desired.is_self_hosted())
-        && node
-            .reports
+        && observation
+            .daemon_sets
             .get(&component)
-            .is_some_and(|report| report.settled && report.state == State::SelfHosted && report.foreign_manifest.is_none())
+            .is_some_and(|daemon_set| daemon_set.ours)
+        && node
+            .desired
+            .get(&component)
+            .is_some_and(|desired| desired.is_self_hosted())
+        && node.reports.get(&component).is_some_and(|report| {
+            report.settled && report.state == State::SelfHosted && report.foreign_manifest.is_none()
+        })
         && observation.guard_pod.as_ref().is_some_and(|pod| pod.ready)
 }
 
@@ -177,14 +194,25 @@ pub fn is_converted(observation: &Observation, component: Component) -> bool {
 pub fn is_untouched(observation: &Observation, component: Component) -> bool {
     let node = &observation.node;
     !node.gated.contains(&component)
-        && node.desired.get(&component).is_none_or(|desired| *desired == Desired::Static)
-        && node.reports.get(&component).is_none_or(|report| report.settled && report.state == State::Static)
+        && node
+            .desired
+            .get(&component)
+            .is_none_or(|desired| *desired == Desired::Static)
+        && node
+            .reports
+            .get(&component)
+            .is_none_or(|report| report.settled && report.state == State::Static)
 }
 
 /// Name and UID of this machine's Node, asked with the kubelet's own credentials.
 async fn kubelet_identity(local: &LocalNode) -> Result<(String, String)> {
     let path = &local.kubelet_kubeconfig;
-    let what = || format!("this machine's Node cannot be found with the kubelet's credentials in {}", path.display());
+    let what = || {
+        format!(
+            "this machine's Node cannot be found with the kubelet's credentials in {}",
+            path.display()
+        )
+    };
     let file = Kubeconfig::read_from(path).map_err(|error| Error::new(what()).because(describe(&error)))?;
     let mut config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
@@ -192,20 +220,34 @@ async fn kubelet_identity(local: &LocalNode) -> Result<(String, String)> {
     config.default_retry = false;
     config.proxy_url = None;
     let server = config.cluster_url.to_string();
-    let client = kube::Client::try_from(config).map_err(|error| shared::kube_client::explain(&error).context(what()))?;
+    let client =
+        kube::Client::try_from(config).map_err(|error| shared::kube_client::explain(&error).context(what()))?;
     let kubelet = Cluster::from_client(client, server, Duration::from_secs(10));
     let reviews: Api<SelfSubjectReview> = Api::all(kubelet.client.clone());
     let review = kubelet
-        .call("ask who the kubelet is", reviews.create(&PostParams::default(), &SelfSubjectReview::default()))
+        .call(
+            "ask who the kubelet is",
+            reviews.create(&PostParams::default(), &SelfSubjectReview::default()),
+        )
         .await
         .map_err(|error| error.context(what()))?;
-    let user = review.status.and_then(|status| status.user_info).and_then(|user| user.username).unwrap_or_default();
+    let user = review
+        .status
+        .and_then(|status| status.user_info)
+        .and_then(|user| user.username)
+        .unwrap_or_default();
     let name = user
         .strip_prefix("system:node:")
         .ok_or_else(|| Error::new(what()).because(format!("they belong to {user:?}, which is no Node")))?
         .to_owned();
     let nodes: Api<Node> = Api::all(kubelet.client.clone());
-    let node = kubelet.call(&format!("read Node {name}"), nodes.get(&name)).await.map_err(|error| error.context(what()))?;
-    let uid = node.metadata.uid.ok_or_else(|| Error::new(what()).because("its Node has no UID"))?;
+    let node = kubelet
+        .call(&format!("read Node {name}"), nodes.get(&name))
+        .await
+        .map_err(|error| error.context(what()))?;
+    let uid = node
+        .metadata
+        .uid
+        .ok_or_else(|| Error::new(what()).because("its Node has no UID"))?;
     Ok((name, uid))
 }

@@ -26,8 +26,10 @@ const KUBEADM_KUBELET_KUBECONFIG: &str = "/etc/kubernetes/kubelet.conf";
 /// Not root; no kubelet runs here; its configuration cannot be read or names no manifest directory.
 pub fn find() -> Result<LocalNode> {
     if !rustix::process::geteuid().is_root() {
-        return Err(Error::refused("this command changes files of the node and must run as root")
-            .hint("run it with sudo on the control-plane node"));
+        return Err(
+            Error::refused("this command changes files of the node and must run as root")
+                .hint("run it with sudo on the control-plane node"),
+        );
     }
     let processes = Processes::new(Path::new("/proc"));
     let ids = processes.ids().context("/proc cannot be listed")?;
@@ -45,14 +47,18 @@ pub fn find() -> Result<LocalNode> {
         Ok(text) => shared::yaml::first_document(&text)
             .map_err(|error| Error::refused(format!("{config_path} cannot be read")).because(error))?,
         Err(error) => {
-            return Err(Error::refused(format!("the kubelet's configuration {config_path} cannot be read")).because(error));
+            return Err(
+                Error::refused(format!("the kubelet's configuration {config_path} cannot be read")).because(error),
+            );
         }
     };
     locate(&arguments, &config, &config_path)
 }
 
 fn is_kubelet(arguments: &[String]) -> bool {
-    arguments.first().is_some_and(|first| first.rsplit('/').next() == Some("kubelet"))
+    arguments
+        .first()
+        .is_some_and(|first| first.rsplit('/').next() == Some("kubelet"))
 }
 
 fn flag(arguments: &[String], name: &str) -> Option<String> {

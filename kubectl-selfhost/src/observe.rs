@@ -105,21 +105,30 @@ pub async fn observe(control_plane: &ControlPlane, node: &str) -> Result<Observa
     let pods = control_plane.pods_on(&node.name).await?;
     let mut observation = Observation {
         requested_cpu: pods.iter().filter(|pod| !ended(pod)).map(requested_cpu).sum(),
-        guard_pod: pods.iter().find(|pod| is_mirror_of(pod, GUARD, &node.name)).map(|pod| pod_facts(pod, "guard")),
+        guard_pod: pods
+            .iter()
+            .find(|pod| is_mirror_of(pod, GUARD, &node.name))
+            .map(|pod| pod_facts(pod, "guard")),
         node,
         pods: BTreeMap::new(),
         daemon_sets: BTreeMap::new(),
         leaders: BTreeMap::new(),
     };
     for component in Component::ALL {
-        let mine = pods.iter().filter(|pod| is_of(pod, component)).map(|pod| pod_facts(pod, component.name()));
+        let mine = pods
+            .iter()
+            .filter(|pod| is_of(pod, component))
+            .map(|pod| pod_facts(pod, component.name()));
         observation.pods.insert(component, mine.collect());
         if let Some(daemon_set) = control_plane.daemon_set(component).await? {
             observation.daemon_sets.insert(component, daemon_set_facts(&daemon_set));
         }
         if let Some(name) = component.lease()
             && let Some(lease) = control_plane.lease(name).await?
-            && let Some(holder) = lease.spec.and_then(|spec| spec.holder_identity).filter(|holder| !holder.is_empty())
+            && let Some(holder) = lease
+                .spec
+                .and_then(|spec| spec.holder_identity)
+                .filter(|holder| !holder.is_empty())
         {
             observation.leaders.insert(component, holder);
         }
@@ -130,8 +139,13 @@ pub async fn observe(control_plane: &ControlPlane, node: &str) -> Result<Observa
 fn daemon_set_facts(daemon_set: &k8s_openapi::api::apps::v1::DaemonSet) -> DaemonSetFacts {
     let annotations = daemon_set.metadata.annotations.clone().unwrap_or_default();
     let spec = Some(&daemon_set.spec);
-    let strategy = spec.and_then(|spec| spec.update_strategy.as_ref()).and_then(|strategy| strategy.type_.clone());
-    let volumes = spec.and_then(|spec| spec.template.spec.as_ref()).and_then(|pod| pod.volumes.clone()).unwrap_or_default();
+    let strategy = spec
+        .and_then(|spec| spec.update_strategy.as_ref())
+        .and_then(|strategy| strategy.type_.clone());
+    let volumes = spec
+        .and_then(|spec| spec.template.spec.as_ref())
+        .and_then(|pod| pod.volumes.clone())
+        .unwrap_or_default();
     let path = volumes
         .iter()
         .find(|volume| volume.name == crate::names::BIN_VOLUME)
@@ -148,7 +162,10 @@ fn daemon_set_facts(daemon_set: &k8s_openapi::api::apps::v1::DaemonSet) -> Daemo
 /// Whether we made an object.
 #[must_use]
 pub fn is_ours(metadata: &ObjectMeta) -> bool {
-    let label = metadata.labels.as_ref().and_then(|labels| labels.get("app.kubernetes.io/managed-by"));
+    let label = metadata
+        .labels
+        .as_ref()
+        .and_then(|labels| labels.get("app.kubernetes.io/managed-by"));
     label.map(String::as_str) == Some(FIELD_MANAGER)
 }
 
@@ -158,10 +175,18 @@ pub fn node_facts(node: &Node) -> NodeFacts {
     let annotations = node.metadata.annotations.clone().unwrap_or_default();
     let labels = node.metadata.labels.clone().unwrap_or_default();
     let status = node.status.clone().unwrap_or_default();
-    let ready = status.conditions.unwrap_or_default().into_iter().find(|condition| condition.type_ == "Ready");
+    let ready = status
+        .conditions
+        .unwrap_or_default()
+        .into_iter()
+        .find(|condition| condition.type_ == "Ready");
     let not_ready = match ready {
         Some(condition) if condition.status == "True" => None,
-        Some(condition) => Some(condition.message.unwrap_or_else(|| "the kubelet does not report".into())),
+        Some(condition) => Some(
+            condition
+                .message
+                .unwrap_or_else(|| "the kubelet does not report".into()),
+        ),
         None => Some("the kubelet has not reported yet".into()),
     };
     let addresses: Vec<String> = status
@@ -173,11 +198,15 @@ pub fn node_facts(node: &Node) -> NodeFacts {
         .collect();
     let (mut desired, mut reports) = (BTreeMap::new(), BTreeMap::new());
     for component in Component::ALL {
-        if let Some(value) = annotations.get(&component.desired_annotation()).and_then(|text| Desired::parse(text)) {
+        if let Some(value) = annotations
+            .get(&component.desired_annotation())
+            .and_then(|text| Desired::parse(text))
+        {
             desired.insert(component, value);
         }
-        if let Some(report) =
-            annotations.get(&component.report_annotation()).and_then(|text| serde_json::from_str(text).ok())
+        if let Some(report) = annotations
+            .get(&component.report_annotation())
+            .and_then(|text| serde_json::from_str(text).ok())
         {
             reports.insert(component, report);
         }
@@ -189,12 +218,21 @@ pub fn node_facts(node: &Node) -> NodeFacts {
         not_ready,
         address: addresses.first().cloned(),
         addresses,
-        allocatable_cpu: status.allocatable.unwrap_or_default().get("cpu").map_or(0, |quantity| cpu(&quantity.0)),
+        allocatable_cpu: status
+            .allocatable
+            .unwrap_or_default()
+            .get("cpu")
+            .map_or(0, |quantity| cpu(&quantity.0)),
         cluster_api: annotations.get("cluster.x-k8s.io/machine").cloned(),
-        gated: Component::ALL.into_iter().filter(|component| labels.contains_key(&component.gate_label())).collect(),
+        gated: Component::ALL
+            .into_iter()
+            .filter(|component| labels.contains_key(&component.gate_label()))
+            .collect(),
         desired,
         reports,
-        guard: annotations.get(&guard_annotation()).and_then(|text| serde_json::from_str(text).ok()),
+        guard: annotations
+            .get(&guard_annotation())
+            .and_then(|text| serde_json::from_str(text).ok()),
         marked: annotations.keys().any(ours) || labels.keys().any(ours),
     }
 }
@@ -206,12 +244,20 @@ pub fn is_mirror_of(pod: &Pod, name: &str, node: &str) -> bool {
 }
 
 fn is_mirror(pod: &Pod) -> bool {
-    pod.metadata.annotations.as_ref().is_some_and(|map| map.contains_key("kubernetes.io/config.mirror"))
+    pod.metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|map| map.contains_key("kubernetes.io/config.mirror"))
 }
 
 fn is_of(pod: &Pod, component: Component) -> bool {
     pod.metadata.namespace.as_deref() == Some(crate::names::NAMESPACE)
-        && pod.metadata.labels.as_ref().and_then(|labels| labels.get("component")).map(String::as_str)
+        && pod
+            .metadata
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get("component"))
+            .map(String::as_str)
             == Some(component.name())
 }
 
@@ -224,14 +270,26 @@ fn ended(pod: &Pod) -> bool {
 #[must_use]
 pub fn pod_facts(pod: &Pod, container: &str) -> PodFacts {
     let status = pod.status.clone().unwrap_or_default();
-    let containers = pod.spec.as_ref().map(|spec| spec.containers.clone()).unwrap_or_default();
-    let named = containers.iter().find(|c| c.name == container).or_else(|| containers.first());
+    let containers = pod
+        .spec
+        .as_ref()
+        .map(|spec| spec.containers.clone())
+        .unwrap_or_default();
+    let named = containers
+        .iter()
+        .find(|c| c.name == container)
+        .or_else(|| containers.first());
     let statuses = status.container_statuses.clone().unwrap_or_default();
     let main = named.and_then(|named| statuses.iter().find(|status| status.name == named.name));
     let init = status.init_container_statuses.clone().unwrap_or_default();
     let condition = |kind: &str| status.conditions.iter().flatten().find(|c| c.type_ == kind);
-    let unscheduled = condition("PodScheduled").filter(|c| c.status == "False").and_then(|c| c.message.clone());
-    let refused = status.message.clone().filter(|_| status.phase.as_deref() == Some("Failed"));
+    let unscheduled = condition("PodScheduled")
+        .filter(|c| c.status == "False")
+        .and_then(|c| c.message.clone());
+    let refused = status
+        .message
+        .clone()
+        .filter(|_| status.phase.as_deref() == Some("Failed"));
     PodFacts {
         name: pod.metadata.name.clone().unwrap_or_default(),
         mirror: is_mirror(pod),
@@ -259,7 +317,11 @@ fn terminated(status: &ContainerStatus) -> Option<&k8s_openapi::api::core::v1::C
     if last(&status.state) {
         return status.state.as_ref()?.terminated.as_ref();
     }
-    if last(&status.last_state) { status.last_state.as_ref()?.terminated.as_ref() } else { None }
+    if last(&status.last_state) {
+        status.last_state.as_ref()?.terminated.as_ref()
+    } else {
+        None
+    }
 }
 
 /// Why a container does not run as it should.
@@ -270,8 +332,14 @@ fn trouble(status: &ContainerStatus) -> Option<String> {
         if matches!(reason.as_str(), "" | "PodInitializing" | "ContainerCreating") {
             return None;
         }
-        let exit = terminated(status).map(|end| format!(" (exit code {})", end.exit_code)).unwrap_or_default();
-        let message = waiting.message.clone().map(|message| format!(": {message}")).unwrap_or_default();
+        let exit = terminated(status)
+            .map(|end| format!(" (exit code {})", end.exit_code))
+            .unwrap_or_default();
+        let message = waiting
+            .message
+            .clone()
+            .map(|message| format!(": {message}"))
+            .unwrap_or_default();
         return Some(format!("{reason}{exit}{message}"));
     }
     if let Some(end) = &state.terminated {
@@ -282,14 +350,22 @@ fn trouble(status: &ContainerStatus) -> Option<String> {
         return Some(format!("{reason} (exit code {})", end.exit_code));
     }
     if status.started == Some(false) {
-        let again = if status.restart_count > 0 { format!(", restarted {} times", status.restart_count) } else { String::new() };
+        let again = if status.restart_count > 0 {
+            format!(", restarted {} times", status.restart_count)
+        } else {
+            String::new()
+        };
         return Some(format!("running, and has not proved healthy yet{again}"));
     }
     None
 }
 
 fn requested_cpu(pod: &Pod) -> i64 {
-    let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice()).unwrap_or_default();
+    let containers = pod
+        .spec
+        .as_ref()
+        .map(|spec| spec.containers.as_slice())
+        .unwrap_or_default();
     containers
         .iter()
         .filter_map(|container| container.resources.as_ref()?.requests.as_ref()?.get("cpu"))
@@ -302,12 +378,15 @@ fn requested_cpu(pod: &Pod) -> i64 {
 pub fn cpu(quantity: &str) -> i64 {
     let (digits, factor) = match quantity.strip_suffix(['m', 'u', 'n', 'k']) {
         None => (quantity, 1e3),
-        Some(digits) => (digits, match quantity.chars().last() {
-            Some('m') => 1.0,
-            Some('u') => 1e-3,
-            Some('n') => 1e-6,
-            _ => 1e6,
-        }),
+        Some(digits) => (
+            digits,
+            match quantity.chars().last() {
+                Some('m') => 1.0,
+                Some('u') => 1e-3,
+                Some('n') => 1e-6,
+                _ => 1e6,
+            },
+        ),
     };
     let value = digits.parse::<f64>().map_or(0.0, |value| (value * factor).ceil());
     // a node has fewer cores than this
@@ -326,9 +405,16 @@ mod tests {
 
     #[test]
     fn cpu_quantities_are_read() {
-        for (text, expected) in
-            [("250m", 250), ("2", 2000), ("0.1", 100), ("1500u", 2), ("1k", 1_000_000), ("", 0), ("x", 0), ("-1", 0)]
-        {
+        for (text, expected) in [
+            ("250m", 250),
+            ("2", 2000),
+            ("0.1", 100),
+            ("1500u", 2),
+            ("1k", 1_000_000),
+            ("", 0),
+            ("x", 0),
+            ("-1", 0),
+        ] {
             assert_eq!(cpu(text), expected, "{text}");
         }
     }
@@ -357,7 +443,10 @@ mod tests {
                 "restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}},
                 "lastState": {"terminated": {"exitCode": 1}}}]},
         }));
-        assert_eq!(crashed.trouble.as_deref(), Some("CrashLoopBackOff (exit code 1): back-off 40s"));
+        assert_eq!(
+            crashed.trouble.as_deref(),
+            Some("CrashLoopBackOff (exit code 1): back-off 40s")
+        );
         assert!(crashed.ended);
         let pending = pod(serde_json::json!({
             "metadata": {"name": "a"},

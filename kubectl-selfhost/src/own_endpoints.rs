@@ -25,25 +25,35 @@ pub struct Saved {
 /// As the API says.
 pub async fn save(control_plane: &ControlPlane) -> Result<Option<Saved>> {
     let (slice, endpoints) = control_plane.own_endpoints().await?;
-    Ok(slice.filter(|slice| !is_empty(slice)).map(|slice| Saved { slice, endpoints }))
+    Ok(slice
+        .filter(|slice| !is_empty(slice))
+        .map(|slice| Saved { slice, endpoints }))
 }
 
 /// Keeps it until the returned future is dropped. Never ends by itself, and an API that does not answer for a moment is
 /// ordinary here.
 pub async fn keep(control_plane: &ControlPlane, saved: Option<&Saved>) {
-    let Some(saved) = saved else { return std::future::pending().await };
+    let Some(saved) = saved else {
+        return std::future::pending().await;
+    };
     loop {
         if let Ok(Some(now)) = control_plane.own_endpoint_slice().await
             && is_empty(&now)
         {
-            let _ = control_plane.restore_own_endpoints(&saved.slice, saved.endpoints.as_ref()).await;
+            let _ = control_plane
+                .restore_own_endpoints(&saved.slice, saved.endpoints.as_ref())
+                .await;
         }
         tokio::time::sleep(INTERVAL).await;
     }
 }
 
 fn is_empty(slice: &EndpointSlice) -> bool {
-    slice.endpoints.iter().flatten().all(|endpoint| endpoint.addresses.is_empty())
+    slice
+        .endpoints
+        .iter()
+        .flatten()
+        .all(|endpoint| endpoint.addresses.is_empty())
 }
 
 #[cfg(test)]
@@ -57,7 +67,8 @@ mod tests {
             (serde_json::json!([]), true),
             (serde_json::json!([{"addresses": ["10.0.0.1"]}]), false),
         ] {
-            let slice = serde_json::from_value(serde_json::json!({"addressType": "IPv4", "endpoints": endpoints})).unwrap();
+            let slice =
+                serde_json::from_value(serde_json::json!({"addressType": "IPv4", "endpoints": endpoints})).unwrap();
             assert_eq!(is_empty(&slice), expected);
         }
     }

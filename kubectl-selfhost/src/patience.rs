@@ -35,7 +35,14 @@ pub fn tolerate<T>(result: Result<Poll<T>>) -> Result<Poll<T>> {
 /// # Errors
 /// What trying again cannot help, or the last answer when time is up.
 pub async fn call<T>(what: &str, mut request: impl AsyncFnMut() -> Result<T>) -> Result<T> {
-    wait::until(what, CALL_DEADLINE, INTERVAL, |_| {}, async || tolerate(request().await.map(Poll::Ready))).await
+    wait::until(
+        what,
+        CALL_DEADLINE,
+        INTERVAL,
+        |_| {},
+        async || tolerate(request().await.map(Poll::Ready)),
+    )
+    .await
 }
 
 #[cfg(test)]
@@ -54,9 +61,21 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_lasts_is_told_with_its_last_answer() {
-        let error = call::<()>("an answer", async || Err(Error::new("no rights").with_cause(Cause::Forbidden))).await.unwrap_err();
-        assert!(error.to_string().contains("an answer") && error.to_string().contains("no rights"), "{error}");
-        let error = call::<()>("an answer", async || Err(Error::new("gone").with_cause(Cause::NotFound))).await.unwrap_err();
+        let error = call::<()>("an answer", async || {
+            Err(Error::new("no rights").with_cause(Cause::Forbidden))
+        })
+        .await
+        .unwrap_err();
+        assert!(
+            error.to_string().contains("an answer") && error.to_string().contains("no rights"),
+            "{error}"
+        );
+        let error = call::<()>(
+            "an answer",
+            async || Err(Error::new("gone").with_cause(Cause::NotFound)),
+        )
+        .await
+        .unwrap_err();
         assert_eq!(error.what(), "gone");
     }
 }

@@ -278,7 +278,11 @@ pub fn plan(snapshot: &Snapshot, options: &PlanOptions) -> Plan {
         let missing = !snapshot.existing.contains(&component);
         let saved = snapshot.saved.get(&component);
         // a DaemonSet that somebody deleted is made anew from the saved original
-        let original = snapshot.inventory.originals.get(&component).or(saved.filter(|_| missing));
+        let original = snapshot
+            .inventory
+            .originals
+            .get(&component)
+            .or(saved.filter(|_| missing));
         match (original, snapshot.state(component)) {
             (Some(original), state) => {
                 let mutators = [default_mutators(component, &options.mode), gate_mutators.clone()].concat();
@@ -287,7 +291,9 @@ pub fn plan(snapshot: &Snapshot, options: &PlanOptions) -> Plan {
                 plan.components.extend(component_plan);
             }
             // on its way, or at its end
-            (None, state) if saved.is_some() || state == ComponentState::SelfHosted || state == ComponentState::Fallback => {
+            (None, state)
+                if saved.is_some() || state == ComponentState::SelfHosted || state == ComponentState::Fallback =>
+            {
                 plan.components.push(ComponentPlan {
                     component,
                     state,

@@ -52,8 +52,18 @@ const PERMISSIONS: [(&str, &str, &str, &str); 14] = [
     ("delete", "", "secrets", NAMESPACE),
     ("update", "coordination.k8s.io", "leases", NAMESPACE),
     ("patch", "discovery.k8s.io", "endpointslices", "default"),
-    ("list", "admissionregistration.k8s.io", "validatingwebhookconfigurations", ""),
-    ("list", "admissionregistration.k8s.io", "mutatingwebhookconfigurations", ""),
+    (
+        "list",
+        "admissionregistration.k8s.io",
+        "validatingwebhookconfigurations",
+        "",
+    ),
+    (
+        "list",
+        "admissionregistration.k8s.io",
+        "mutatingwebhookconfigurations",
+        "",
+    ),
 ];
 
 /// Gathers the facts. Nothing is changed: Pods are tried as a dry run.
@@ -70,7 +80,11 @@ pub async fn gather<'a>(
     let mut missing_permissions = Vec::new();
     for (verb, group, resource, namespace) in PERMISSIONS {
         if !control_plane.may(verb, group, resource, namespace).await? {
-            let place = if namespace.is_empty() { String::new() } else { format!(" in {namespace}") };
+            let place = if namespace.is_empty() {
+                String::new()
+            } else {
+                format!(" in {namespace}")
+            };
             missing_permissions.push(format!("{verb} {resource}{place}"));
         }
     }
@@ -83,11 +97,16 @@ pub async fn gather<'a>(
             if let Some(daemon_set) = &component.daemon_set
                 && let Err(error) = control_plane.would_admit_pod(&pod_of(daemon_set)).await
             {
-                not_admitted.insert(component.component, error.why().first().cloned().unwrap_or_else(|| error.to_string()));
+                not_admitted.insert(
+                    component.component,
+                    error.why().first().cloned().unwrap_or_else(|| error.to_string()),
+                );
             }
         }
     }
-    let not_executable = [BIN_DIR].into_iter().filter(|path| may_execute(Path::new(path)) == Some(false));
+    let not_executable = [BIN_DIR]
+        .into_iter()
+        .filter(|path| may_execute(Path::new(path)) == Some(false));
     let remembered = Component::ALL.into_iter().filter_map(|component| {
         let bytes = std::fs::read(ComponentFiles::new(component).original_metadata()).ok()?;
         Some((component, serde_json::from_slice(&bytes).ok()?))
@@ -117,7 +136,9 @@ fn pod_of(daemon_set: &Value) -> Value {
 fn bad_paths(snapshot: &Snapshot) -> Vec<(Component, String, String, String)> {
     let mut bad = Vec::new();
     for (component, file) in &snapshot.inventory.originals {
-        let Ok(spec) = crate::component_spec::ComponentSpec::new(*component, &file.pod) else { continue };
+        let Ok(spec) = crate::component_spec::ComponentSpec::new(*component, &file.pod) else {
+            continue;
+        };
         for host_path in spec.host_paths() {
             let found = std::fs::metadata(&host_path.path).ok();
             if let Some(wrong) = wrong_path(&host_path.kind, found.as_ref()) {
@@ -145,7 +166,19 @@ fn wrong_path(kind: &str, found: Option<&Metadata>) -> Option<&'static str> {
 /// Everything that forbids the conversion.
 #[must_use]
 pub fn refusals(facts: &Facts<'_>) -> Vec<Refusal> {
-    [node, permissions, manifests, admission, paths, running, capacity, foreign].iter().flat_map(|check| check(facts)).collect()
+    [
+        node,
+        permissions,
+        manifests,
+        admission,
+        paths,
+        running,
+        capacity,
+        foreign,
+    ]
+    .iter()
+    .flat_map(|check| check(facts))
+    .collect()
 }
 
 /// What the reader should know, and what forbids nothing.
@@ -168,7 +201,11 @@ fn node(facts: &Facts<'_>) -> Vec<Refusal> {
     let object = format!("Node {}", node.name);
     let mut refusals = Vec::new();
     if let Some(why) = &node.not_ready {
-        refusals.push(Refusal::new(&object, format!("is not Ready: {why}"), "mend the node first"));
+        refusals.push(Refusal::new(
+            &object,
+            format!("is not Ready: {why}"),
+            "mend the node first",
+        ));
     }
     if let Some(machine) = &node.cluster_api {
         refusals.push(Refusal::new(
@@ -210,10 +247,22 @@ fn manifests(facts: &Facts<'_>) -> Vec<Refusal> {
                 "put the manifest itself into the manifest directory",
             ));
         }
-        let user = |value: &Value| value.get("securityContext").and_then(|context| context.get("runAsUser")).and_then(Value::as_i64);
+        let user = |value: &Value| {
+            value
+                .get("securityContext")
+                .and_then(|context| context.get("runAsUser"))
+                .and_then(Value::as_i64)
+        };
         let main = crate::component_spec::ComponentSpec::new(*component, &file.pod).ok();
-        let uid = main.and_then(|spec| user(spec.container())).or_else(|| file.pod.get("spec").and_then(user)).unwrap_or(0);
-        let steered = facts.plan.components.iter().any(|plan| plan.component == *component && plan.expected_gap == Gap::None);
+        let uid = main
+            .and_then(|spec| user(spec.container()))
+            .or_else(|| file.pod.get("spec").and_then(user))
+            .unwrap_or(0);
+        let steered = facts
+            .plan
+            .components
+            .iter()
+            .any(|plan| plan.component == *component && plan.expected_gap == Gap::None);
         if uid != 0 && steered {
             refusals.push(Refusal::new(
                 &path,
@@ -244,7 +293,11 @@ fn paths(facts: &Facts<'_>) -> Vec<Refusal> {
         .bad_paths
         .iter()
         .map(|(component, volume, path, wrong)| {
-            Refusal::new(path, format!("{wrong}, and the volume {volume} of {component} needs it"), "put it there, or correct the manifest")
+            Refusal::new(
+                path,
+                format!("{wrong}, and the volume {volume} of {component} needs it"),
+                "put it there, or correct the manifest",
+            )
         })
         .collect()
 }
@@ -258,7 +311,11 @@ fn running(facts: &Facts<'_>) -> Vec<Refusal> {
             continue;
         }
         let name = format!("{component}-{}", facts.observation.node.name);
-        let pod = facts.observation.pods.get(&component).and_then(|pods| pods.iter().find(|pod| pod.mirror && pod.name == name));
+        let pod = facts
+            .observation
+            .pods
+            .get(&component)
+            .and_then(|pods| pods.iter().find(|pod| pod.mirror && pod.name == name));
         let object = format!("Pod {NAMESPACE}/{name}");
         match pod {
             None => refusals.push(Refusal::new(
@@ -267,8 +324,15 @@ fn running(facts: &Facts<'_>) -> Vec<Refusal> {
                 "look into the kubelet's log for why it refuses the manifest",
             )),
             Some(pod) if !pod.ready => {
-                let why = pod.trouble.clone().unwrap_or_else(|| "its readiness probe fails".into());
-                refusals.push(Refusal::new(object, format!("is not ready: {why}"), "mend the static Pod first; it must run well before it is converted"));
+                let why = pod
+                    .trouble
+                    .clone()
+                    .unwrap_or_else(|| "its readiness probe fails".into());
+                refusals.push(Refusal::new(
+                    object,
+                    format!("is not ready: {why}"),
+                    "mend the static Pod first; it must run well before it is converted",
+                ));
             }
             Some(_) => {}
         }
@@ -284,8 +348,14 @@ fn capacity(facts: &Facts<'_>) -> Vec<Refusal> {
         .iter()
         .filter_map(|plan| plan.daemon_set.as_ref())
         .map(|daemon_set| {
-            let containers = daemon_set["spec"]["template"]["spec"]["containers"].as_array().cloned().unwrap_or_default();
-            containers.iter().filter_map(|c| c["resources"]["requests"]["cpu"].as_str().map(cpu)).sum::<i64>()
+            let containers = daemon_set["spec"]["template"]["spec"]["containers"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
+            containers
+                .iter()
+                .filter_map(|c| c["resources"]["requests"]["cpu"].as_str().map(cpu))
+                .sum::<i64>()
         })
         .max()
         .unwrap_or(0);
@@ -313,9 +383,22 @@ fn foreign(facts: &Facts<'_>) -> Vec<Refusal> {
         }
     }
     for (component, original) in &facts.remembered {
-        let now = facts.snapshot.inventory.originals.get(component).map(|file| &file.sha256);
-        let Some(now) = now.filter(|now| **now != original.sha256) else { continue };
-        if facts.observation.node.desired.get(component).is_some_and(|desired| desired.is_self_hosted()) {
+        let now = facts
+            .snapshot
+            .inventory
+            .originals
+            .get(component)
+            .map(|file| &file.sha256);
+        let Some(now) = now.filter(|now| **now != original.sha256) else {
+            continue;
+        };
+        if facts
+            .observation
+            .node
+            .desired
+            .get(component)
+            .is_some_and(|desired| desired.is_self_hosted())
+        {
             refusals.push(Refusal::new(
                 facts.snapshot.inventory.originals.get(component).map(|f| f.path.display().to_string()).unwrap_or_default(),
                 format!("was written by somebody else while {component} is (being) converted: its SHA-256 begins with {}, that of the saved original with {}", start(now), start(&original.sha256)),

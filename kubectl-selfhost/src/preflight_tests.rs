@@ -1,7 +1,7 @@
 //! Each check against made-up facts: a refusal appears exactly when its fact is there, and names object and remedy.
 
 use super::*;
-use crate::manifest::read_directory;
+use crate::manifest::{ManifestFile, read_directory};
 use crate::node::state::Desired;
 use crate::observe::{DaemonSetFacts, node_facts, pod_facts};
 use crate::plan::{PlanOptions, plan};
@@ -128,6 +128,10 @@ impl World {
         self.remembered.insert(component, original);
     }
 
+    fn original(&mut self, component: Component) -> &mut ManifestFile {
+        self.snapshot.inventory.originals.get_mut(&component).unwrap()
+    }
+
     fn daemon_set(&mut self, component: Component, ours: bool) {
         let facts = DaemonSetFacts {
             ours,
@@ -145,7 +149,7 @@ const APISERVER: Component = Component::KubeApiserver;
 /// A fact, and words of the one refusal that it causes: of its object, of what is wrong, of the remedy.
 type Case = (&'static str, fn(&mut World), &'static str, &'static str, &'static str);
 
-const CASES: [Case; 14] = [
+const CASES: [Case; 17] = [
     (
         "the kubelet says it is not ready",
         |world| {
@@ -208,6 +212,31 @@ const CASES: [Case; 14] = [
         "/etc/kubernetes/policy.yaml",
         "is not there, and the volume policy of kube-apiserver needs it",
         "put it there",
+    ),
+    (
+        "a manifest is a symbolic link",
+        |world| world.original(SCHEDULER).symlink = true,
+        "kube-scheduler.yaml",
+        "is a symbolic link",
+        "put the manifest itself",
+    ),
+    (
+        "the Pod runs as another user than the guard",
+        |world| world.original(APISERVER).pod["spec"]["securityContext"]["runAsUser"] = json!(65532),
+        "kube-apiserver.yaml",
+        "runs kube-apiserver as user 65532",
+        "--mode gap",
+    ),
+    (
+        "the container runs as another user than its Pod",
+        |world| {
+            let pod = &mut world.original(APISERVER).pod;
+            pod["spec"]["securityContext"]["runAsUser"] = json!(0);
+            pod["spec"]["containers"][0]["securityContext"]["runAsUser"] = json!(1000);
+        },
+        "kube-apiserver.yaml",
+        "runs kube-apiserver as user 1000",
+        "--mode gap",
     ),
     (
         "the kubelet does not run the manifest",
@@ -319,7 +348,18 @@ fn two_facts_cause_two_refusals() {
 
 #[test]
 fn what_is_allowed_just_so_is_not_refused() {
-    let allowed: [(&str, fn(&mut World)); 7] = [
+    let allowed: [(&str, fn(&mut World)); 9] = [
+        ("another user in gap mode, where nothing is steered", |world| {
+            world.original(APISERVER).pod["spec"]["securityContext"]["runAsUser"] = json!(65532);
+            for plan in &mut world.plan.components {
+                plan.expected_gap = Gap::OneStart;
+            }
+        }),
+        ("a container that is root in the Pod of another user", |world| {
+            let pod = &mut world.original(APISERVER).pod;
+            pod["spec"]["securityContext"]["runAsUser"] = json!(65532);
+            pod["spec"]["containers"][0]["securityContext"]["runAsUser"] = json!(0);
+        }),
         ("as much CPU as is needed", |world| {
             world.observation.requested_cpu = 1750
         }),

@@ -1,6 +1,9 @@
 //! Plans as text for people, and DaemonSets as YAML.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
+use shared::table::Table;
 
 use crate::plan::{Change, ComponentPlan, ComponentState, Gap, Plan};
 
@@ -43,17 +46,46 @@ pub fn render_text(plan: &Plan, width: usize, color: bool) -> String {
     for component in &plan.components {
         render_component(component, width, palette, &mut lines);
     }
+    push_conclusion(plan, width, palette, &mut lines);
+    lines.join("\n")
+}
+
+/// A plan in a few lines: what `convert` shows before it asks.
+#[must_use]
+pub fn render_summary(plan: &Plan, width: usize, color: bool) -> String {
+    let palette = Palette { color };
+    let mut table = Table::new(["COMPONENT", "NOW", "THEN", "FIELDS CHANGED", "EXPECTED GAP"]);
+    for component in &plan.components {
+        let paths: BTreeSet<&str> = component.changes.iter().map(|change| change.path.as_str()).collect();
+        table.row([
+            component.component.name(),
+            component.state.name(),
+            ComponentState::SelfHosted.name(),
+            &paths.len().to_string(),
+            component.expected_gap.name(),
+        ]);
+    }
+    let mut lines = Vec::new();
+    if !table.is_empty() {
+        lines.push(table.render(Some(width)));
+    }
+    for component in &plan.components {
+        for warning in &component.warnings {
+            let warning = format!("{}: {warning}", component.component);
+            push_wrapped(&mut lines, "warning: ", &warning, width, |text| palette.yellow(text));
+        }
+    }
+    push_conclusion(plan, width, palette, &mut lines);
+    lines.join("\n")
+}
+
+/// Warnings, what is left alone, and what forbids the conversion or how much there is to do.
+fn push_conclusion(plan: &Plan, width: usize, palette: Palette, lines: &mut Vec<String>) {
     for warning in &plan.warnings {
-        push_wrapped(&mut lines, "warning: ", warning, width, |text| palette.yellow(text));
+        push_wrapped(lines, "warning: ", warning, width, |text| palette.yellow(text));
     }
     if !plan.untouched.is_empty() {
-        push_wrapped(
-            &mut lines,
-            "left alone: ",
-            &plan.untouched.join(", "),
-            width,
-            str::to_owned,
-        );
+        push_wrapped(lines, "left alone: ", &plan.untouched.join(", "), width, str::to_owned);
     }
     if plan.refusals.is_empty() {
         lines.push(summary(plan));
@@ -64,24 +96,16 @@ pub fn render_text(plan: &Plan, width: usize, color: bool) -> String {
         };
         lines.push(palette.bold(&count));
         for refusal in &plan.refusals {
-            push_wrapped(&mut lines, "  ", &refusal.object, width, |text| palette.red(text));
-            push_wrapped(&mut lines, "    ", &refusal.what, width, str::to_owned);
-            push_wrapped(&mut lines, "    hint: ", &refusal.remedy, width, |text| {
-                palette.dim(text)
-            });
+            push_wrapped(lines, "  ", &refusal.object, width, |text| palette.red(text));
+            push_wrapped(lines, "    ", &refusal.what, width, str::to_owned);
+            push_wrapped(lines, "    hint: ", &refusal.remedy, width, |text| palette.dim(text));
         }
     }
     lines.push(String::new());
-    lines.join("\n")
 }
 
 fn summary(plan: &Plan) -> String {
-    match plan
-        .components
-        .iter()
-        .filter(|component| component.is_to_do())
-        .count()
-    {
+    match plan.components.iter().filter(|component| component.is_to_do()).count() {
         0 => "Nothing to do.".to_owned(),
         1 => format!("1 component to convert, expected gap: {}.", plan.expected_gap().name()),
         count => format!(
@@ -94,7 +118,11 @@ fn summary(plan: &Plan) -> String {
 fn render_component(component: &ComponentPlan, width: usize, palette: Palette, lines: &mut Vec<String>) {
     let name = component.component.name();
     if component.daemon_set.is_none() {
-        let rest = if component.is_to_do() { "the hand-over is on its way and is carried on" } else { "nothing to do" };
+        let rest = if component.is_to_do() {
+            "the hand-over is on its way and is carried on"
+        } else {
+            "nothing to do"
+        };
         lines.push(format!("{}: {}, {rest}", palette.bold(name), component.state.name()));
         lines.push(String::new());
         return;

@@ -87,8 +87,9 @@ impl RevertPlan {
 /// Plans from what was seen; `files` says whether anything of ours lies on the node.
 #[must_use]
 pub fn plan(observation: &Observation, keep_sharing: bool, files: bool) -> RevertPlan {
-    let (clean, components): (Vec<_>, Vec<_>) =
-        Component::ALL.into_iter().partition(|component| is_untouched(observation, *component));
+    let (clean, components): (Vec<_>, Vec<_>) = Component::ALL
+        .into_iter()
+        .partition(|component| is_untouched(observation, *component));
     let gap = components.contains(&Component::KubeApiserver) && !keep_sharing;
     let ours = observation.daemon_sets.values().any(|daemon_set| daemon_set.ours);
     RevertPlan {
@@ -97,7 +98,12 @@ pub fn plan(observation: &Observation, keep_sharing: bool, files: bool) -> Rever
         node: observation.node.name.clone(),
         components,
         clean,
-        expected_gap: if gap { "one, of about 3 s; for a few seconds more the starting apiserver may answer 403" } else { "none" }.to_owned(),
+        expected_gap: if gap {
+            "one, of about 3 s; for a few seconds more the starting apiserver may answer 403"
+        } else {
+            "none"
+        }
+        .to_owned(),
         leftovers: files || observation.guard_pod.is_some() || observation.node.marked || ours,
     }
 }
@@ -113,7 +119,10 @@ pub async fn revert(live: &Live, options: RevertOptions, printer: &Printer) -> R
     let plan = plan(&observation, options.keep_sharing, files);
     let reporter = reporter(printer, options.output);
     if plan.is_empty() {
-        reporter.note(&format!("Node {} is static already, and nothing of ours is left: nothing to do", live.node_name));
+        reporter.note(&format!(
+            "Node {} is static already, and nothing of ours is left: nothing to do",
+            live.node_name
+        ));
         return Ok(());
     }
     if options.output == OutputFormat::Json {
@@ -127,7 +136,12 @@ pub async fn revert(live: &Live, options: RevertOptions, printer: &Printer) -> R
         return Ok(());
     }
     guard_must_be_there(&observation, &plan)?;
-    prompt::confirm(printer, &format!("Revert the control plane of Node {}?", live.node_name), None, options.yes)?;
+    prompt::confirm(
+        printer,
+        &format!("Revert the control plane of Node {}?", live.node_name),
+        None,
+        options.yes,
+    )?;
     tokio::select! {
         result = apply(live, &plan, options, reporter.as_ref()) => result,
         _ = tokio::signal::ctrl_c() => Err(Error::interrupted("interrupted")
@@ -144,9 +158,14 @@ fn guard_must_be_there(observation: &Observation, plan: &RevertPlan) -> Result<(
     if plan.components.is_empty() || observation.guard_pod.is_some() {
         return Ok(());
     }
-    Err(Error::refused(format!("the guard of Node {} does not run", observation.node.name))
-        .because(format!("Pod {GUARD}-{} is not there, and it is the guard that puts the manifests back", observation.node.name))
-        .hint("run `kubectl selfhost convert`: it installs the guard again; then revert"))
+    Err(
+        Error::refused(format!("the guard of Node {} does not run", observation.node.name))
+            .because(format!(
+                "Pod {GUARD}-{} is not there, and it is the guard that puts the manifests back",
+                observation.node.name
+            ))
+            .hint("run `kubectl selfhost convert`: it installs the guard again; then revert"),
+    )
 }
 
 async fn apply(live: &Live, plan: &RevertPlan, options: RevertOptions, reporter: &dyn Reporter) -> Result<()> {
@@ -156,7 +175,11 @@ async fn apply(live: &Live, plan: &RevertPlan, options: RevertOptions, reporter:
         let began = Instant::now();
         reporter.begin(task, "DaemonSet to static Pod", STEPS);
         match back(live, *component, options, reporter).await {
-            Ok(()) => reporter.finish(task, Outcome::Done, &format!("static after {:.1} s", began.elapsed().as_secs_f64())),
+            Ok(()) => reporter.finish(
+                task,
+                Outcome::Done,
+                &format!("static after {:.1} s", began.elapsed().as_secs_f64()),
+            ),
             Err(error) => {
                 reporter.finish(task, Outcome::Failed, error.what());
                 return Err(error.hint("run the same command again to carry on"));
@@ -172,7 +195,11 @@ async fn apply(live: &Live, plan: &RevertPlan, options: RevertOptions, reporter:
             return Err(error.hint("run the same command again to carry on"));
         }
     }
-    reporter.note(&format!("Node {} is static again, after {:.0} s", live.node_name, began.elapsed().as_secs_f64()));
+    reporter.note(&format!(
+        "Node {} is static again, after {:.0} s",
+        live.node_name,
+        began.elapsed().as_secs_f64()
+    ));
     Ok(())
 }
 
@@ -182,7 +209,12 @@ async fn patch_node(
     labels: &[(String, Option<&str>)],
 ) -> Result<()> {
     let what = format!("Node {} to be changed", live.node_name);
-    patience::call(&what, async || live.control_plane.patch_node(&live.node_name, annotations, labels).await).await
+    patience::call(&what, async || {
+        live.control_plane
+            .patch_node(&live.node_name, annotations, labels)
+            .await
+    })
+    .await
 }
 
 async fn report(live: &Live, component: Component) -> Result<Option<Report>> {
@@ -193,21 +225,38 @@ async fn report(live: &Live, component: Component) -> Result<Option<Report>> {
 async fn back(live: &Live, component: Component, options: RevertOptions, reporter: &dyn Reporter) -> Result<()> {
     let control_plane = &live.control_plane;
     let task = component.name();
-    let desired = if options.keep_sharing { Desired::StaticSharing } else { Desired::Static };
-    let leader = patience::call("the Lease to be read", async || leadership::holder(control_plane, component).await).await?;
+    let desired = if options.keep_sharing {
+        Desired::StaticSharing
+    } else {
+        Desired::Static
+    };
+    let leader = patience::call("the Lease to be read", async || {
+        leadership::holder(control_plane, component).await
+    })
+    .await?;
     let saved = match component {
         Component::KubeApiserver => {
-            patience::call("the Service's addresses to be read", async || own_endpoints::save(control_plane).await).await?
+            patience::call("the Service's addresses to be read", async || {
+                own_endpoints::save(control_plane).await
+            })
+            .await?
         }
         _ => None,
     };
     let wish = [(component.desired_annotation(), Some(desired.as_str()))];
     patch_node(live, &wish, &[]).await?;
     let work = async {
-        let what = format!("the guard of Node {} to be ready for {component} to leave its DaemonSet", live.node_name);
+        let what = format!(
+            "the guard of Node {} to be ready for {component} to leave its DaemonSet",
+            live.node_name
+        );
         wait_for(live, component, &what, reporter, |report| {
             let waits_for_pod = report.step.starts_with("waiting for the DaemonSet's Pod to go");
-            report.desired == desired && (report.releasable || report.settled || (!options.keep_sharing && waits_for_pod) || report.state == State::None)
+            report.desired == desired
+                && (report.releasable
+                    || report.settled
+                    || (!options.keep_sharing && waits_for_pod)
+                    || report.state == State::None)
         })
         .await?;
         reporter.step(task, "the guard is ready");
@@ -241,13 +290,19 @@ async fn wait_for(
     reached: impl Fn(&Report) -> bool,
 ) -> Result<()> {
     let task = component.name();
-    wait::until(what, DEADLINE, INTERVAL, |what| reporter.waiting(task, what), async || {
-        tolerate(report(live, component).await.map(|report| match report {
-            None => Poll::Pending("the guard to report".into()),
-            Some(report) if reached(&report) => Poll::Ready(()),
-            Some(report) => Poll::Pending(awaited(&report)),
-        }))
-    })
+    wait::until(
+        what,
+        DEADLINE,
+        INTERVAL,
+        |what| reporter.waiting(task, what),
+        async || {
+            tolerate(report(live, component).await.map(|report| match report {
+                None => Poll::Pending("the guard to report".into()),
+                Some(report) if reached(&report) => Poll::Ready(()),
+                Some(report) => Poll::Pending(awaited(&report)),
+            }))
+        },
+    )
     .await
 }
 
@@ -261,7 +316,9 @@ async fn clean(live: &Live, reporter: &dyn Reporter) -> Result<()> {
         patience::call(&what, async || {
             let elsewhere = control_plane.nodes_with_label(&component.gate_label()).await?;
             let daemon_set = control_plane.daemon_set(component).await?;
-            if elsewhere.is_empty() && daemon_set.is_some_and(|daemon_set| crate::observe::is_ours(&daemon_set.metadata)) {
+            if elsewhere.is_empty()
+                && daemon_set.is_some_and(|daemon_set| crate::observe::is_ours(&daemon_set.metadata))
+            {
                 control_plane.delete_daemon_set(component).await?;
             }
             Ok(())
@@ -271,15 +328,21 @@ async fn clean(live: &Live, reporter: &dyn Reporter) -> Result<()> {
     reporter.step(task, "DaemonSets deleted");
     install::remove_guard(&live.local)?;
     let pod = format!("{GUARD}-{}", live.node_name);
-    wait::until("the guard to end", Duration::from_secs(90), INTERVAL, |what| reporter.waiting(task, what), async || {
-        if guard_runs() {
-            return Ok(Poll::Pending("its process to exit".into()));
-        }
-        tolerate(control_plane.pod(&pod).await.map(|pod| match pod {
-            Some(_) => Poll::Pending("its mirror Pod to go".into()),
-            None => Poll::Ready(()),
-        }))
-    })
+    wait::until(
+        "the guard to end",
+        Duration::from_secs(90),
+        INTERVAL,
+        |what| reporter.waiting(task, what),
+        async || {
+            if guard_runs() {
+                return Ok(Poll::Pending("its process to exit".into()));
+            }
+            tolerate(control_plane.pod(&pod).await.map(|pod| match pod {
+                Some(_) => Poll::Pending("its mirror Pod to go".into()),
+                None => Poll::Ready(()),
+            }))
+        },
+    )
     .await?;
     reporter.step(task, "guard gone");
     let mut annotations = vec![(crate::node::guard::api::guard_annotation(), None)];
@@ -288,7 +351,10 @@ async fn clean(live: &Live, reporter: &dyn Reporter) -> Result<()> {
         annotations.push((component.report_annotation(), None));
     }
     patch_node(live, &annotations, &[]).await?;
-    patience::call("the copies of the manifests to be deleted", async || control_plane.delete_originals(&live.node_name).await).await?;
+    patience::call("the copies of the manifests to be deleted", async || {
+        control_plane.delete_originals(&live.node_name).await
+    })
+    .await?;
     install::remove_files()?;
     reporter.step(task, "annotations, copies and files removed");
     Ok(())
@@ -299,7 +365,9 @@ fn guard_runs() -> bool {
     let ids = processes.ids().unwrap_or_default();
     ids.into_iter().any(|pid| {
         let arguments = processes.arguments(pid);
-        arguments.first().is_some_and(|first| first.ends_with(crate::names::BIN_NAME))
+        arguments
+            .first()
+            .is_some_and(|first| first.ends_with(crate::names::BIN_NAME))
             && arguments.get(1).map(String::as_str) == Some("node")
             && arguments.get(2).map(String::as_str) == Some("guard")
     })

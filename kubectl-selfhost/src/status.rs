@@ -91,7 +91,10 @@ pub struct GuardStatus {
 /// The status without the logs of Pods.
 #[must_use]
 pub fn status(observation: &Observation) -> Status {
-    let components = Component::ALL.into_iter().map(|component| component_status(observation, component)).collect();
+    let components = Component::ALL
+        .into_iter()
+        .map(|component| component_status(observation, component))
+        .collect();
     let guard = observation.node.guard.as_ref();
     Status {
         api_version: API_VERSION,
@@ -119,7 +122,14 @@ fn component_status(observation: &Observation, component: Component) -> Componen
         .filter(|pod| !pod.ready && !pod.terminating && !waits(pod))
         .map(|pod| Trouble {
             pod: pod.name.clone(),
-            reason: pod.trouble.clone().unwrap_or_else(|| if pod.awaiting { "waits for its port" } else { "not ready" }.into()),
+            reason: pod.trouble.clone().unwrap_or_else(|| {
+                if pod.awaiting {
+                    "waits for its port"
+                } else {
+                    "not ready"
+                }
+                .into()
+            }),
             last_log_line: None,
         })
         .collect();
@@ -143,7 +153,9 @@ fn serving(pods: &[PodFacts], state: ComponentState) -> Option<&PodFacts> {
         ComponentState::SelfHosted => !pod.mirror,
         ComponentState::Both | ComponentState::None => true,
     };
-    pods.iter().filter(wanted).max_by_key(|pod| (pod.ready, !pod.terminating))
+    pods.iter()
+        .filter(wanted)
+        .max_by_key(|pod| (pod.ready, !pod.terminating))
 }
 
 /// The tag of an image, without its digest.
@@ -156,7 +168,11 @@ fn version(image: &str) -> String {
 /// Adds the last line of each Pod that is in trouble.
 pub async fn add_log_lines(status: &mut Status, observation: &Observation, control_plane: &ControlPlane) {
     for component in &mut status.components {
-        let pods = observation.pods.get(&component.component).map(Vec::as_slice).unwrap_or_default();
+        let pods = observation
+            .pods
+            .get(&component.component)
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         for trouble in &mut component.troubles {
             if let Some(pod) = pods.iter().find(|pod| pod.name == trouble.pod) {
                 trouble.last_log_line = last_log_line(control_plane, pod).await;
@@ -180,7 +196,9 @@ pub fn table(status: &Status, wide: bool) -> Table {
             component.state.name().to_owned(),
             component.version.clone(),
             component.ready.to_string(),
-            component.leader.clone().map_or("-".into(), |leader| leader.split('_').next().unwrap_or_default().to_owned()),
+            component.leader.clone().map_or("-".into(), |leader| {
+                leader.split('_').next().unwrap_or_default().to_owned()
+            }),
             guard.to_owned(),
         ];
         if wide {
@@ -199,7 +217,11 @@ pub fn remarks(status: &Status) -> Vec<String> {
     for component in &status.components {
         let name = component.component;
         for trouble in &component.troubles {
-            let line = trouble.last_log_line.as_ref().map(|line| format!("; it last wrote: {line}")).unwrap_or_default();
+            let line = trouble
+                .last_log_line
+                .as_ref()
+                .map(|line| format!("; it last wrote: {line}"))
+                .unwrap_or_default();
             remarks.push(format!("{name}: Pod {}: {}{line}", trouble.pod, trouble.reason));
         }
         if let Some(manifest) = &component.foreign_manifest {
@@ -215,7 +237,9 @@ pub fn remarks(status: &Status) -> Vec<String> {
             remarks.push(format!("{name}: {error}"));
         }
         if component.state == ComponentState::Fallback {
-            remarks.push(format!("{name}: the guard's fallback serves; `kubectl selfhost convert` puts the DaemonSet right"));
+            remarks.push(format!(
+                "{name}: the guard's fallback serves; `kubectl selfhost convert` puts the DaemonSet right"
+            ));
         }
     }
     if let Some(trouble) = &status.guard.trouble {

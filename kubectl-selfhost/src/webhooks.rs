@@ -27,7 +27,11 @@ pub fn blocking_webhooks(
                 && asked_for_pods(webhook.rules.as_deref())
                 && selects_kube_system(webhook.namespace_selector.as_ref())
             {
-                found.push(named("ValidatingWebhookConfiguration", configuration.metadata.name.as_deref(), &webhook.name));
+                found.push(named(
+                    "ValidatingWebhookConfiguration",
+                    configuration.metadata.name.as_deref(),
+                    &webhook.name,
+                ));
             }
         }
     }
@@ -37,7 +41,11 @@ pub fn blocking_webhooks(
                 && asked_for_pods(webhook.rules.as_deref())
                 && selects_kube_system(webhook.namespace_selector.as_ref())
             {
-                found.push(named("MutatingWebhookConfiguration", configuration.metadata.name.as_deref(), &webhook.name));
+                found.push(named(
+                    "MutatingWebhookConfiguration",
+                    configuration.metadata.name.as_deref(),
+                    &webhook.name,
+                ));
             }
         }
     }
@@ -45,7 +53,9 @@ pub fn blocking_webhooks(
 }
 
 fn named(kind: &str, configuration: Option<&str>, webhook: &str) -> BlockingWebhook {
-    BlockingWebhook { name: format!("{kind} {}, webhook {webhook}", configuration.unwrap_or_default()) }
+    BlockingWebhook {
+        name: format!("{kind} {}, webhook {webhook}", configuration.unwrap_or_default()),
+    }
 }
 
 fn fails(policy: Option<&str>) -> bool {
@@ -53,9 +63,8 @@ fn fails(policy: Option<&str>) -> bool {
 }
 
 fn asked_for_pods(rules: Option<&[RuleWithOperations]>) -> bool {
-    let any = |list: &Option<Vec<String>>, values: &[&str]| {
-        list.iter().flatten().any(|item| values.contains(&item.as_str()))
-    };
+    let any =
+        |list: &Option<Vec<String>>, values: &[&str]| list.iter().flatten().any(|item| values.contains(&item.as_str()));
     rules.into_iter().flatten().any(|rule| {
         any(&rule.operations, &["*", "CREATE"])
             && any(&rule.api_groups, &["*", ""])
@@ -68,7 +77,11 @@ fn asked_for_pods(rules: Option<&[RuleWithOperations]>) -> bool {
 fn selects_kube_system(selector: Option<&LabelSelector>) -> bool {
     let labels = BTreeMap::from([("kubernetes.io/metadata.name", NAMESPACE)]);
     let Some(selector) = selector else { return true };
-    let exact = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key.as_str()) == Some(&value.as_str()));
+    let exact = selector
+        .match_labels
+        .iter()
+        .flatten()
+        .all(|(key, value)| labels.get(key.as_str()) == Some(&value.as_str()));
     exact
         && selector.match_expressions.iter().flatten().all(|expression| {
             let value = labels.get(expression.key.as_str());
@@ -88,19 +101,22 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn found(webhook: serde_json::Value) -> usize {
+    fn found(webhook: &serde_json::Value) -> usize {
         let configuration = json!({"metadata": {"name": "policy"}, "webhooks": [webhook]});
         let validating = serde_json::from_value(configuration.clone()).unwrap();
         let mutating = serde_json::from_value(configuration).unwrap();
         blocking_webhooks(&[validating], &[mutating]).len()
     }
 
-    fn webhook(extra: serde_json::Value) -> serde_json::Value {
+    fn webhook(extra: &serde_json::Value) -> serde_json::Value {
         let mut webhook = json!({
             "name": "pods.example.test", "clientConfig": {}, "admissionReviewVersions": ["v1"], "sideEffects": "None",
             "rules": [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}],
         });
-        webhook.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        webhook
+            .as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
         webhook
     }
 
@@ -118,11 +134,20 @@ mod tests {
             (selector("NotIn", &["a"]), 2),
             (selector("In", &["a"]), 0),
             (json!({"namespaceSelector": {"matchLabels": {"team": "a"}}}), 0),
-            (json!({"rules": [{"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"]}]}), 2),
-            (json!({"rules": [{"operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}]}), 0),
-            (json!({"rules": [{"operations": ["CREATE"], "apiGroups": ["apps"], "apiVersions": ["v1"], "resources": ["*"]}]}), 0),
+            (
+                json!({"rules": [{"operations": ["*"], "apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"]}]}),
+                2,
+            ),
+            (
+                json!({"rules": [{"operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}]}),
+                0,
+            ),
+            (
+                json!({"rules": [{"operations": ["CREATE"], "apiGroups": ["apps"], "apiVersions": ["v1"], "resources": ["*"]}]}),
+                0,
+            ),
         ] {
-            assert_eq!(found(webhook(extra.clone())), expected, "{extra}");
+            assert_eq!(found(&webhook(&extra)), expected, "{extra}");
         }
     }
 }

@@ -21,6 +21,9 @@ pub const EXIT_CHANGES: u8 = 3;
 /// Exit code of `plan --exit-code` when something forbids it.
 pub const EXIT_FORBIDDEN: u8 = 4;
 
+/// Stands for the build of the executable where nothing is installed.
+const BUILD: &str = "BUILD";
+
 /// What both commands are told.
 #[derive(Debug, Args)]
 pub struct WhatArgs {
@@ -85,9 +88,13 @@ impl WhatArgs {
         let options = self.options(true, DryRun::Client);
         let plan_options = PlanOptions {
             components: options.components,
-            mode: if options.mode == ModeChoice::Gap { Mode::Gap } else { Mode::Steered },
+            mode: if options.mode == ModeChoice::Gap {
+                Mode::Gap
+            } else {
+                Mode::Steered
+            },
             feature_gates: options.feature_gates,
-            ..PlanOptions::new("BUILD")
+            ..PlanOptions::new(BUILD)
         };
         offline_plan(directory, &plan_options).map_err(|error| {
             Error::refused(format!("{} cannot be read", directory.display()))
@@ -125,7 +132,7 @@ pub async fn run_plan(args: PlanArgs, printer: &Printer) -> Result<u8> {
     Ok(match (args.exit_code, plan.refusals.is_empty(), plan.has_changes()) {
         (false, true, _) | (true, true, false) => 0,
         (true, false, _) => EXIT_FORBIDDEN,
-        (false, false, _) => return Err(refused(&plan)),
+        (false, false, _) => return Err(refused(&plan, !args.what.output.output.is_for_programs())),
         (true, true, true) => EXIT_CHANGES,
     })
 }
@@ -142,13 +149,24 @@ pub async fn run_convert(args: ConvertArgs, printer: &Printer) -> Result<()> {
         return convert(live, &options, printer).await;
     };
     if dry_run != DryRun::Client {
-        return Err(Error::usage("--manifests reads a directory and changes nothing: it goes with --dry-run=client only"));
+        return Err(Error::usage(
+            "--manifests reads a directory and changes nothing: it goes with --dry-run=client only",
+        ));
     }
     let plan = args.what.offline(directory)?;
     match options.output {
-        OutputFormat::Yaml if plan.refusals.is_empty() => printer.data(&daemon_sets_yaml(&plan)?)?,
+        OutputFormat::Yaml if plan.refusals.is_empty() => {
+            printer.data(&daemon_sets_yaml(&plan)?)?;
+            printer.note(format!(
+                "{BUILD} in the paths stands for the build of the executable that convert installs on a node"
+            ));
+        }
         OutputFormat::Yaml => {}
         other => print_plan(&plan, other, printer)?,
     }
-    if plan.refusals.is_empty() { Ok(()) } else { Err(refused(&plan)) }
+    if plan.refusals.is_empty() {
+        Ok(())
+    } else {
+        Err(refused(&plan, !options.output.is_for_programs()))
+    }
 }

@@ -10,7 +10,12 @@ use shared::{Printer, Result};
 
 /// Turn the static-Pod control plane of a kubeadm cluster into self-hosted DaemonSets, and back
 #[derive(Debug, Parser)]
-#[command(name = "kubectl-selfhost", bin_name = "kubectl selfhost", display_name = "kubectl selfhost", version)]
+#[command(
+    name = "kubectl-selfhost",
+    bin_name = "kubectl selfhost",
+    display_name = "kubectl selfhost",
+    version
+)]
 pub struct Cli {
     #[command(flatten)]
     console: ConsoleFlags,

@@ -185,13 +185,21 @@ pub async fn run(command: NodeCommand, printer: &Printer) -> Result<()> {
         NodeCommand::Probe(args) => run_probe(&args),
         NodeCommand::BeforeStop(args) => {
             let own = Processes::new(Path::new("/proc")).started(1).unwrap_or(u64::MAX);
-            std::thread::sleep(phase::pause(phase::read(&phase::note_path(&args.notes)), own, phase::now_ms()));
+            std::thread::sleep(phase::pause(
+                phase::read(&phase::note_path(&args.notes)),
+                own,
+                phase::now_ms(),
+            ));
             Ok(())
         }
         NodeCommand::Share(args) => {
-            let sockets = ports::share(args.pid, args.port)
-                .map_err(|error| Error::new(format!("port {} cannot be shared", args.port)).because(describe(&error)))?;
-            printer.data(&format!("{sockets} listening socket(s) of process {} share port {} now\n", args.pid, args.port))
+            let sockets = ports::share(args.pid, args.port).map_err(|error| {
+                Error::new(format!("port {} cannot be shared", args.port)).because(describe(&error))
+            })?;
+            printer.data(&format!(
+                "{sockets} listening socket(s) of process {} share port {} now\n",
+                args.pid, args.port
+            ))
         }
         NodeCommand::Steer(args) => {
             let groups = ports::steer(args.port, |listener| match args.to {
@@ -199,7 +207,10 @@ pub async fn run(command: NodeCommand, printer: &Printer) -> Result<()> {
                 SteerTo::Newest => Steering::Switch,
             })
             .map_err(|error| Error::new(format!("port {} cannot be steered", args.port)).because(describe(&error)))?;
-            printer.data(&format!("{groups} group(s) of listeners on port {} are steered now\n", args.port))
+            printer.data(&format!(
+                "{groups} group(s) of listeners on port {} are steered now\n",
+                args.port
+            ))
         }
         NodeCommand::Trial => {
             trial::run().map_err(|why| {
@@ -224,7 +235,9 @@ async fn run_guard(args: GuardArgs) -> Result<()> {
         state_directory: args.state_directory,
         build: args.build,
     };
-    guard::run(options, terminated()).await.context("the guard cannot go on")
+    guard::run(options, terminated())
+        .await
+        .context("the guard cannot go on")
 }
 
 #[cfg(unix)]
@@ -287,17 +300,27 @@ fn probe_once(args: &ProbeArgs, timeout: Duration) -> Result<std::result::Result
         pids.push(1);
         let processes = Processes::new(Path::new("/proc"));
         let ids = processes.ids().context("/proc cannot be listed")?;
-        pids.extend(ids.into_iter().filter(|pid| processes.component(*pid) == Some(args.component)));
+        pids.extend(
+            ids.into_iter()
+                .filter(|pid| processes.component(*pid) == Some(args.component)),
+        );
     }
     let address = SocketAddr::new(args.address, args.port);
-    Ok(probe::run(&Probe { address, path: args.path.clone(), pids, timeout: timeout.max(PROBE_INTERVAL) }))
+    Ok(probe::run(&Probe {
+        address,
+        path: args.path.clone(),
+        pids,
+        timeout: timeout.max(PROBE_INTERVAL),
+    }))
 }
 
 /// Leaves a note for the one that will be replaced. Without it the old one does not wait, and the Service
 /// default/kubernetes is without address for a few seconds: no reason to fail.
 fn note_ready(args: &ProbeArgs, at_ms: u64) {
     let Some(notes) = &args.notes else { return };
-    let Some(started) = Processes::new(Path::new("/proc")).started(1) else { return };
+    let Some(started) = Processes::new(Path::new("/proc")).started(1) else {
+        return;
+    };
     if let Ok(bytes) = serde_json::to_vec(&Ready { started, at_ms }) {
         let _ = guard::files::write(&phase::note_path(notes), &bytes, guard::files::Attributes::mode(0o644));
     }

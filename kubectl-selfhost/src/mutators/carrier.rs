@@ -6,7 +6,8 @@ use super::{Context, Mode, MutationError, PodSpecMutator, main_container_mut, pu
 use crate::component_spec::ComponentSpec;
 use crate::fields::{FieldError, at, containers_mut, list_mut, map_mut, remove, string_at};
 use crate::names::{
-    AWAIT_CONTAINER, BIN_DIR, BIN_MOUNT, BIN_NAME, BIN_VOLUME, NOTES_VOLUME, ROLE_ENV, RUN_MOUNT, RUN_VOLUME, Role, STATE_DIR,
+    AWAIT_CONTAINER, BIN_DIR, BIN_MOUNT, BIN_NAME, BIN_VOLUME, NOTES_VOLUME, ROLE_ENV, RUN_MOUNT, RUN_VOLUME, Role,
+    STATE_DIR,
 };
 
 const AWAIT_REASON: &str = "the component starts only when the node's guard says so, and never takes the port from a \
@@ -117,12 +118,22 @@ fn carry(template: &mut Value, context: &Context) -> Result<(), MutationError> {
     }
     let (container, path) = main_container_mut(template, component)?;
     let mount = json!({"name": BIN_VOLUME, "mountPath": BIN_MOUNT, "readOnly": true});
-    put_named(container, "volumeMounts", &format!("{path}.volumeMounts"), "mountPath", mount)
+    put_named(
+        container,
+        "volumeMounts",
+        &format!("{path}.volumeMounts"),
+        "mountPath",
+        mount,
+    )
 }
 
 /// Takes from a Pod what [`AWAIT_PORT`], [`CARRIER`] and the hook before the stop put there.
 pub(crate) fn drop_carrier(pod: &mut Value) {
-    let ours = |name: Option<&str>| [BIN_VOLUME, RUN_VOLUME, NOTES_VOLUME].into_iter().any(|volume| Some(volume) == name);
+    let ours = |name: Option<&str>| {
+        [BIN_VOLUME, RUN_VOLUME, NOTES_VOLUME]
+            .into_iter()
+            .any(|volume| Some(volume) == name)
+    };
     if let Some(spec) = pod.get_mut("spec") {
         retain(spec, "initContainers", |container| {
             string_at(container, &["name"]) != Some(AWAIT_CONTAINER)

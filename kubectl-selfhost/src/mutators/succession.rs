@@ -17,30 +17,49 @@ pub(super) const BEFORE_STOP: PodSpecMutator = PodSpecMutator {
 };
 
 fn before_stop(template: &mut Value, context: &Context) -> Result<(), MutationError> {
-    let grace = at(template, &["spec", "terminationGracePeriodSeconds"]).and_then(Value::as_u64).unwrap_or(30);
+    let grace = at(template, &["spec", "terminationGracePeriodSeconds"])
+        .and_then(Value::as_u64)
+        .unwrap_or(30);
     let (container, path) = main_container_mut(template, context.component)?;
     // a hook of the user's own is kept: there can be only one
     if grace < LEAST_GRACE_SECONDS || at(container, &["lifecycle", "preStop"]).is_some() {
         return Ok(());
     }
-    let command = [format!("{BIN_MOUNT}/{BIN_NAME}"), "node".into(), "before-stop".into(), "--notes".into(), NOTES_MOUNT.into()];
+    let command = [
+        format!("{BIN_MOUNT}/{BIN_NAME}"),
+        "node".into(),
+        "before-stop".into(),
+        "--notes".into(),
+        NOTES_MOUNT.into(),
+    ];
     let field = format!("{path}.lifecycle");
     if !container.is_object() {
         return Err(FieldError::new(path, "is no map", "write the container as a map"));
     }
     map_mut(container, "lifecycle", &field)?.insert("preStop".into(), json!({"exec": {"command": command}}));
     let mount = json!({"name": NOTES_VOLUME, "mountPath": NOTES_MOUNT});
-    put_named(container, "volumeMounts", &format!("{path}.volumeMounts"), "mountPath", mount)?;
+    put_named(
+        container,
+        "volumeMounts",
+        &format!("{path}.volumeMounts"),
+        "mountPath",
+        mount,
+    )?;
     let notes = format!("{STATE_DIR}/{}/notes", context.component);
     let volume = json!({"name": NOTES_VOLUME, "hostPath": {"path": notes, "type": "Directory"}});
-    let spec = template.get_mut("spec").ok_or_else(|| FieldError::new("spec", "is missing", "write the Pod's spec"))?;
+    let spec = template
+        .get_mut("spec")
+        .ok_or_else(|| FieldError::new("spec", "is missing", "write the Pod's spec"))?;
     put_named(spec, "volumes", "spec.volumes", "name", volume)
 }
 
 /// Takes from a container what [`BEFORE_STOP`] put there.
 pub(crate) fn drop_before_stop(container: &mut Value) {
     let program = at(container, &["lifecycle", "preStop", "exec", "command"]).and_then(|command| command.get(0));
-    if !program.and_then(Value::as_str).is_some_and(|program| program.starts_with(BIN_MOUNT)) {
+    if !program
+        .and_then(Value::as_str)
+        .is_some_and(|program| program.starts_with(BIN_MOUNT))
+    {
         return;
     }
     if let Some(lifecycle) = container.get_mut("lifecycle") {
@@ -76,7 +95,13 @@ mod tests {
         assert_eq!(after, once);
         assert_eq!(
             once["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"],
-            json!(["/selfhost/bin/kubectl-selfhost", "node", "before-stop", "--notes", "/selfhost/notes"])
+            json!([
+                "/selfhost/bin/kubectl-selfhost",
+                "node",
+                "before-stop",
+                "--notes",
+                "/selfhost/notes"
+            ])
         );
         crate::mutators::drop_carrier(&mut after);
         assert_eq!(after, before);

@@ -52,7 +52,11 @@ pub fn run(what: &AwaitPort, out: &mut impl Write) -> io::Result<()> {
         if said.is_none_or(|(last, at)| last != obstacle || at.elapsed() >= REPEAT) {
             said = Some((obstacle, Instant::now()));
             match obstacle {
-                Obstacle::Verdict => writeln!(out, "waiting for the guard of this node to say go in {}", what.verdict.display())?,
+                Obstacle::Verdict => writeln!(
+                    out,
+                    "waiting for the guard of this node to say go in {}",
+                    what.verdict.display()
+                )?,
                 Obstacle::Port if what.steer => writeln!(out, "waiting until {} can be shared", what.address)?,
                 Obstacle::Port => writeln!(out, "waiting until {} is free", what.address)?,
             }
@@ -73,7 +77,10 @@ fn obstacle(what: &AwaitPort) -> io::Result<Option<Obstacle>> {
     match ports::try_bind(what.address, what.steer) {
         Ok(()) => Ok(None),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(Some(Obstacle::Port)),
-        Err(error) => Err(io::Error::new(error.kind(), format!("{} cannot be bound: {error}", what.address))),
+        Err(error) => Err(io::Error::new(
+            error.kind(),
+            format!("{} cannot be bound: {error}", what.address),
+        )),
     }
 }
 
@@ -111,7 +118,12 @@ mod tests {
         std::fs::write(&file, verdict).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let what = AwaitPort { component: Component::KubeScheduler, address, verdict: file, steer };
+        let what = AwaitPort {
+            component: Component::KubeScheduler,
+            address,
+            verdict: file,
+            steer,
+        };
         (directory, listener, what)
     }
 
@@ -134,7 +146,10 @@ mod tests {
         assert_eq!(obstacle(&what).unwrap(), Some(Obstacle::Port));
         ports::share(std::process::id(), what.address.port()).unwrap();
         assert_eq!(obstacle(&what).unwrap(), None);
-        let alone = AwaitPort { steer: false, ..what.clone() };
+        let alone = AwaitPort {
+            steer: false,
+            ..what.clone()
+        };
         assert_eq!(obstacle(&alone).unwrap(), Some(Obstacle::Port));
         drop(listener);
         assert_eq!(obstacle(&alone).unwrap(), None);
@@ -143,7 +158,10 @@ mod tests {
     #[test]
     fn an_address_of_another_host_is_an_error_and_not_a_wait() {
         let (_directory, _listener, what) = setup("go\n", true);
-        let what = AwaitPort { address: "192.0.2.1:6443".parse().unwrap(), ..what };
+        let what = AwaitPort {
+            address: "192.0.2.1:6443".parse().unwrap(),
+            ..what
+        };
         assert!(obstacle(&what).unwrap_err().to_string().contains("192.0.2.1:6443"));
     }
 
@@ -161,6 +179,9 @@ mod tests {
         later.join().unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(text.starts_with("waiting for the guard"), "{text}");
-        assert!(text.ends_with(&format!("kube-scheduler may start on {}\n", what.address)), "{text}");
+        assert!(
+            text.ends_with(&format!("kube-scheduler may start on {}\n", what.address)),
+            "{text}"
+        );
     }
 }

@@ -70,13 +70,18 @@ impl NetTable {
             else {
                 continue;
             };
-            let (Some(uid), Some(inode)) =
-                (rest.get(3).and_then(|t| t.parse().ok()), rest.get(5).and_then(|t| t.parse().ok()))
-            else {
+            let (Some(uid), Some(inode)) = (
+                rest.get(3).and_then(|t| t.parse().ok()),
+                rest.get(5).and_then(|t| t.parse().ok()),
+            ) else {
                 continue;
             };
             if state == LISTEN {
-                self.listeners.push(Listener { address: local, uid, inode });
+                self.listeners.push(Listener {
+                    address: local,
+                    uid,
+                    inode,
+                });
             } else {
                 self.connections.push(Connection { local, remote, inode });
             }
@@ -85,7 +90,9 @@ impl NetTable {
 
     /// The sockets that listen on a port, whatever their address.
     pub fn on_port(&self, port: u16) -> impl Iterator<Item = &Listener> {
-        self.listeners.iter().filter(move |listener| listener.address.port() == port)
+        self.listeners
+            .iter()
+            .filter(move |listener| listener.address.port() == port)
     }
 
     /// The accepted side of a connection whose client side has the given address.
@@ -94,7 +101,9 @@ impl NetTable {
     #[must_use]
     pub fn accepted(&self, server: SocketAddr, client: SocketAddr) -> Option<&Connection> {
         let (server, client) = (canonical(server), canonical(client));
-        self.connections.iter().find(|c| canonical(c.local) == server && canonical(c.remote) == client)
+        self.connections
+            .iter()
+            .find(|c| canonical(c.local) == server && canonical(c.remote) == client)
     }
 }
 
@@ -105,7 +114,11 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 fn socket(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
-    let word = |at: usize| u32::from_str_radix(address.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
+    let word = |at: usize| {
+        u32::from_str_radix(address.get(at..at + 8)?, 16)
+            .ok()
+            .map(u32::to_ne_bytes)
+    };
     let ip = match address.len() {
         8 => IpAddr::V4(Ipv4Addr::from(word(0)?)),
         32 => {
@@ -136,11 +149,18 @@ mod tests {
         table.add(TCP6);
         assert_eq!(
             table.listeners,
-            [Listener { address: "[::]:6443".parse().unwrap(), uid: 0, inode: 48213 }]
+            [Listener {
+                address: "[::]:6443".parse().unwrap(),
+                uid: 0,
+                inode: 48213
+            }]
         );
         let accepted = table.accepted("10.77.1.11:6443".parse().unwrap(), "10.77.1.11:40014".parse().unwrap());
         assert_eq!(accepted.map(|c| c.inode), Some(48999));
-        assert_eq!(table.accepted("10.77.1.11:6443".parse().unwrap(), "10.77.1.11:40015".parse().unwrap()), None);
+        assert_eq!(
+            table.accepted("10.77.1.11:6443".parse().unwrap(), "10.77.1.11:40015".parse().unwrap()),
+            None
+        );
     }
 
     #[test]

@@ -34,8 +34,12 @@ pub fn note_path(run: &Path) -> PathBuf {
 /// How long the process that started at `own` waits before it lets itself be told to stop.
 #[must_use]
 pub fn pause(note: Option<Ready>, own: u64, now_ms: u64) -> Duration {
-    let Some(note) = note.filter(|note| note.started > own) else { return Duration::ZERO };
-    let Some(since) = now_ms.checked_sub(note.at_ms).map(Duration::from_millis) else { return Duration::ZERO };
+    let Some(note) = note.filter(|note| note.started > own) else {
+        return Duration::ZERO;
+    };
+    let Some(since) = now_ms.checked_sub(note.at_ms).map(Duration::from_millis) else {
+        return Duration::ZERO;
+    };
     let mut next = PERIOD.saturating_sub(LEAD);
     while next < since {
         next += PERIOD;
@@ -67,7 +71,10 @@ mod tests {
 
     #[test]
     fn the_old_one_waits_until_just_before_the_next_reconciliation_of_its_successor() {
-        let note = Some(Ready { started: 200, at_ms: 50_000 });
+        let note = Some(Ready {
+            started: 200,
+            at_ms: 50_000,
+        });
         for (now, expected) in [
             (50_000, 9_400),
             (55_500, 3_900),
@@ -85,9 +92,22 @@ mod tests {
     fn without_a_successor_nobody_waits() {
         assert_eq!(pause(None, 100, 55_000), Duration::ZERO);
         for own in [200, 300] {
-            assert_eq!(pause(Some(Ready { started: 200, at_ms: 50_000 }), own, 55_000), Duration::ZERO);
+            assert_eq!(
+                pause(
+                    Some(Ready {
+                        started: 200,
+                        at_ms: 50_000
+                    }),
+                    own,
+                    55_000
+                ),
+                Duration::ZERO
+            );
         }
-        assert_eq!(pause(Some(Ready { started: 200, at_ms: 0 }), 100, 4_000_000), Duration::ZERO);
+        assert_eq!(
+            pause(Some(Ready { started: 200, at_ms: 0 }), 100, 4_000_000),
+            Duration::ZERO
+        );
     }
 
     #[test]

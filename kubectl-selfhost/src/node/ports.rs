@@ -54,7 +54,10 @@ fn refused(call: &'static str) -> impl FnOnce(io::Error) -> PortError {
 /// # Errors
 /// When `/proc` cannot be read.
 pub fn read_net_table() -> Result<NetTable, PortError> {
-    NetTable::read(Path::new("/proc")).map_err(|source| PortError::Unreadable { what: "/proc/self/net/tcp".into(), source })
+    NetTable::read(Path::new("/proc")).map_err(|source| PortError::Unreadable {
+        what: "/proc/self/net/tcp".into(),
+        source,
+    })
 }
 
 /// Makes the listening sockets of a running process share their port (`SO_REUSEPORT`), without its help.
@@ -70,8 +73,14 @@ pub fn share(pid: u32, port: u16) -> Result<usize, PortError> {
     let inodes: Vec<u64> = table.on_port(port).map(|listener| listener.inode).collect();
     let descriptors = Processes::new(Path::new("/proc"))
         .sockets(pid)
-        .map_err(|source| PortError::Unreadable { what: format!("/proc/{pid}/fd"), source })?;
-    let process = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(PortError::NotItsPort { pid, port })?;
+        .map_err(|source| PortError::Unreadable {
+            what: format!("/proc/{pid}/fd"),
+            source,
+        })?;
+    let process = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or(PortError::NotItsPort { pid, port })?;
     let process = pidfd_open(process, PidfdFlags::empty()).map_err(|e| refused("pidfd_open")(e.into()))?;
     let mut changed = 0;
     for (descriptor, inode) in descriptors {
@@ -83,7 +92,11 @@ pub fn share(pid: u32, port: u16) -> Result<usize, PortError> {
             changed += 1;
         }
     }
-    if changed == 0 { Err(PortError::NotItsPort { pid, port }) } else { Ok(changed) }
+    if changed == 0 {
+        Err(PortError::NotItsPort { pid, port })
+    } else {
+        Ok(changed)
+    }
 }
 
 /// Whether the listening sockets of a process share their port already.
@@ -95,8 +108,14 @@ pub fn is_shared(pid: u32, port: u16) -> Result<bool, PortError> {
     let inodes: Vec<u64> = table.on_port(port).map(|listener| listener.inode).collect();
     let descriptors = Processes::new(Path::new("/proc"))
         .sockets(pid)
-        .map_err(|source| PortError::Unreadable { what: format!("/proc/{pid}/fd"), source })?;
-    let process = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(PortError::NotItsPort { pid, port })?;
+        .map_err(|source| PortError::Unreadable {
+            what: format!("/proc/{pid}/fd"),
+            source,
+        })?;
+    let process = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or(PortError::NotItsPort { pid, port })?;
     let process = pidfd_open(process, PidfdFlags::empty()).map_err(|e| refused("pidfd_open")(e.into()))?;
     let mut shared = None;
     for (descriptor, inode) in descriptors {
@@ -143,7 +162,9 @@ pub fn steer(port: u16, steering: impl Fn(&Listener) -> Steering) -> Result<usiz
 
 fn join_and_attach(address: SocketAddr, steering: Steering) -> Result<(), PortError> {
     let socket = unbound(address.ip()).map_err(refused("socket"))?;
-    socket.set_reuse_port(true).map_err(refused("setsockopt(SO_REUSEPORT)"))?;
+    socket
+        .set_reuse_port(true)
+        .map_err(refused("setsockopt(SO_REUSEPORT)"))?;
     let drop_all = [SockFilter::new(0x06, 0, 0, 0)];
     match socket.attach_filter(&drop_all) {
         Err(error) if error.kind() != io::ErrorKind::PermissionDenied => {
@@ -152,10 +173,17 @@ fn join_and_attach(address: SocketAddr, steering: Steering) -> Result<(), PortEr
         _ => {}
     }
     socket.bind(&address.into()).map_err(refused("bind"))?;
-    let mut program: Vec<libc::sock_filter> =
-        steering.program().into_iter().map(|(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k }).collect();
-    let len = u16::try_from(program.len()).map_err(|_| refused("a steering program that long")(io::ErrorKind::Other.into()))?;
-    let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+    let mut program: Vec<libc::sock_filter> = steering
+        .program()
+        .into_iter()
+        .map(|(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k })
+        .collect();
+    let len = u16::try_from(program.len())
+        .map_err(|_| refused("a steering program that long")(io::ErrorKind::Other.into()))?;
+    let program = libc::sock_fprog {
+        len,
+        filter: program.as_mut_ptr(),
+    };
     socket.listen(0).map_err(refused("listen"))?;
     setsockopt(&socket, sockopt::AttachReusePortCbpf, &program)
         .map_err(|error| refused("setsockopt(SO_ATTACH_REUSEPORT_CBPF)")(error.into()))
@@ -229,10 +257,8 @@ mod tests {
 
     fn serve(listener: TcpListener, name: u8) {
         std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                if let Ok(mut stream) = stream {
-                    let _ = stream.write_all(&[name]);
-                }
+            for mut stream in listener.incoming().flatten() {
+                let _ = stream.write_all(&[name]);
             }
         });
     }
@@ -264,7 +290,10 @@ mod tests {
                 assert_eq!(ask(local, 0), b'o');
                 assert_eq!(ask(local, PROBE_TOS), b'n');
             }
-            steer(port, |_| Steering::Hold { own: Some(own.parse().unwrap()) }).unwrap();
+            steer(port, |_| Steering::Hold {
+                own: Some(own.parse().unwrap()),
+            })
+            .unwrap();
             for _ in 0..50 {
                 assert_eq!(ask(local, 0), b'n');
             }

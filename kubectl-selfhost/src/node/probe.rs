@@ -74,21 +74,35 @@ pub fn run(probe: &Probe) -> Result<(), ProbeError> {
     let deadline = Instant::now() + probe.timeout;
     let port = probe.address.port();
     let table = ports::read_net_table()?;
-    if !owns(probe, |inode| table.on_port(port).any(|listener| listener.inode == inode)) {
+    if !owns(probe, |inode| {
+        table.on_port(port).any(|listener| listener.inode == inode)
+    }) {
         return Err(ProbeError::NotListening(port));
     }
-    let unanswered = |source| ProbeError::Unanswered { address: probe.address, path: probe.path.clone(), source };
+    let unanswered = |source| ProbeError::Unanswered {
+        address: probe.address,
+        path: probe.path.clone(),
+        source,
+    };
     let stream = connect(probe.address, left(deadline).map_err(unanswered)?).map_err(unanswered)?;
     let client = stream.local_addr().map_err(unanswered)?;
     let mut tls = secure(stream, probe.address).map_err(unanswered)?;
     let status = get(&mut tls, &probe.path, deadline).map_err(unanswered)?;
     if status != "200" {
-        return Err(ProbeError::Unhealthy { address: probe.address, path: probe.path.clone(), status });
+        return Err(ProbeError::Unhealthy {
+            address: probe.address,
+            path: probe.path.clone(),
+            status,
+        });
     }
     // the connection is still open: it must be in the table, and it was accepted, for it was answered
     let table = ports::read_net_table()?;
     let inode = accepted_by(&table, probe.address, client);
-    if inode.is_some_and(|inode| owns(probe, |own| own == inode)) { Ok(()) } else { Err(ProbeError::Neighbour(port)) }
+    if inode.is_some_and(|inode| owns(probe, |own| own == inode)) {
+        Ok(())
+    } else {
+        Err(ProbeError::Neighbour(port))
+    }
 }
 
 fn accepted_by(table: &NetTable, server: SocketAddr, client: SocketAddr) -> Option<u64> {
@@ -98,13 +112,19 @@ fn accepted_by(table: &NetTable, server: SocketAddr, client: SocketAddr) -> Opti
 fn owns(probe: &Probe, matches: impl Fn(u64) -> bool) -> bool {
     let processes = Processes::new(Path::new("/proc"));
     probe.pids.iter().any(|pid| {
-        processes.sockets(*pid).is_ok_and(|sockets| sockets.into_iter().any(|(_, inode)| matches(inode)))
+        processes
+            .sockets(*pid)
+            .is_ok_and(|sockets| sockets.into_iter().any(|(_, inode)| matches(inode)))
     })
 }
 
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    if left.is_zero() {
+        Err(io::ErrorKind::TimedOut.into())
+    } else {
+        Ok(left)
+    }
 }
 
 fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
@@ -125,7 +145,8 @@ fn secure(stream: TcpStream, address: SocketAddr) -> io::Result<StreamOwned<Clie
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
         .with_no_client_auth();
-    let connection = ClientConnection::new(Arc::new(config), ServerName::from(address.ip())).map_err(io::Error::other)?;
+    let connection =
+        ClientConnection::new(Arc::new(config), ServerName::from(address.ip())).map_err(io::Error::other)?;
     Ok(StreamOwned::new(connection, stream))
 }
 
@@ -134,7 +155,10 @@ fn get(tls: &mut StreamOwned<ClientConnection, TcpStream>, path: &str, deadline:
     tls.sock.set_read_timeout(Some(left(deadline)?))?;
     tls.sock.set_write_timeout(Some(left(deadline)?))?;
     // no "Connection: close": the connection is looked up in the kernel's table after the answer
-    write!(tls, "GET {path} HTTP/1.1\r\nHost: localhost\r\nUser-Agent: kubectl-selfhost-probe\r\n\r\n")?;
+    write!(
+        tls,
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\nUser-Agent: kubectl-selfhost-probe\r\n\r\n"
+    )?;
     tls.flush()?;
     let mut answer = Vec::new();
     let mut buffer = [0; 256];
@@ -205,7 +229,12 @@ mod tests {
     use std::net::TcpListener;
 
     fn probe(address: SocketAddr, pids: Vec<u32>) -> Probe {
-        Probe { address, path: "/readyz".into(), pids, timeout: Duration::from_millis(500) }
+        Probe {
+            address,
+            path: "/readyz".into(),
+            pids,
+            timeout: Duration::from_millis(500),
+        }
     }
 
     #[test]

@@ -78,13 +78,20 @@ impl Processes {
             if let Some(component) = awaits(&arguments) {
                 found.waiting.insert(component);
             }
-            let Some(component) = component_of(&arguments) else { continue };
+            let Some(component) = component_of(&arguments) else {
+                continue;
+            };
             if self.network(&pid.to_string()) != own_network {
                 continue;
             }
             if let Some(started) = self.started(pid) {
                 let role = self.role(pid);
-                found.components.push(ComponentProcess { pid, component, role, started });
+                found.components.push(ComponentProcess {
+                    pid,
+                    component,
+                    role,
+                    started,
+                });
             }
         }
         Ok(found)
@@ -146,7 +153,9 @@ fn awaits(arguments: &[String]) -> Option<Component> {
 }
 
 fn role_of(environment: &[String]) -> Role {
-    let value = environment.iter().find_map(|entry| entry.strip_prefix(ROLE_ENV)?.strip_prefix('='));
+    let value = environment
+        .iter()
+        .find_map(|entry| entry.strip_prefix(ROLE_ENV)?.strip_prefix('='));
     [Role::SelfHosted, Role::Fallback]
         .into_iter()
         .find(|role| value == Some(role.env_value()))
@@ -159,7 +168,12 @@ fn started_of(stat: &str) -> Option<u64> {
 }
 
 fn socket_inode(target: &Path) -> Option<u64> {
-    target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+    target
+        .to_str()?
+        .strip_prefix("socket:[")?
+        .strip_suffix(']')?
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -189,16 +203,25 @@ mod tests {
     fn a_waiting_pod_is_told_by_its_arguments() {
         let ours = "/selfhost/bin/kubectl-selfhost node await-port --component kube-scheduler --port 10259";
         assert_eq!(awaits(&words(ours)), Some(Component::KubeScheduler));
-        assert_eq!(awaits(&words("kubectl-selfhost node await-port --component etcd")), None);
+        assert_eq!(
+            awaits(&words("kubectl-selfhost node await-port --component etcd")),
+            None
+        );
         assert_eq!(awaits(&words("vi await-port --component kube-scheduler")), None);
         assert_eq!(awaits(&words("kubectl-selfhost node guard")), None);
     }
 
     #[test]
     fn roles_come_from_the_environment() {
-        assert_eq!(role_of(&words("A=1 KUBECTL_SELFHOST_ROLE=self-hosted")), Role::SelfHosted);
+        assert_eq!(
+            role_of(&words("A=1 KUBECTL_SELFHOST_ROLE=self-hosted")),
+            Role::SelfHosted
+        );
         assert_eq!(role_of(&words("KUBECTL_SELFHOST_ROLE=fallback B=2")), Role::Fallback);
-        assert_eq!(role_of(&words("KUBECTL_SELFHOST_ROLE=else XKUBECTL_SELFHOST_ROLE=fallback")), Role::Static);
+        assert_eq!(
+            role_of(&words("KUBECTL_SELFHOST_ROLE=else XKUBECTL_SELFHOST_ROLE=fallback")),
+            Role::Static
+        );
         assert_eq!(role_of(&[]), Role::Static);
     }
 

@@ -199,7 +199,12 @@ pub struct Memory {
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { desired: Desired::Static, handed_over: false, given_up: None, error: None }
+        Self {
+            desired: Desired::Static,
+            handed_over: false,
+            given_up: None,
+            error: None,
+        }
     }
 }
 
@@ -219,7 +224,9 @@ impl ComponentFiles {
     /// Below another directory.
     #[must_use]
     pub fn below(state: &Path, component: Component) -> Self {
-        Self { directory: state.join(component.name()) }
+        Self {
+            directory: state.join(component.name()),
+        }
     }
 
     /// The component's directory, mode 0700.

@@ -51,9 +51,18 @@ impl Steering {
         };
         let mark = u32::from(PROBE_TOS);
         // IPv4: type of service, then the source address
-        let mut v4 = vec![(LOAD_BYTE, 0, 0, NETWORK + 1), (AND, 0, 0, 0xfc), (JUMP_EQUAL, 0, 1, mark), NEWEST];
+        let mut v4 = vec![
+            (LOAD_BYTE, 0, 0, NETWORK + 1),
+            (AND, 0, 0, 0xfc),
+            (JUMP_EQUAL, 0, 1, mark),
+            NEWEST,
+        ];
         if let Some(IpAddr::V4(own)) = own {
-            v4.extend([(LOAD_WORD, 0, 0, NETWORK + 12), (JUMP_EQUAL, 0, 1, u32::from(own)), NEWEST]);
+            v4.extend([
+                (LOAD_WORD, 0, 0, NETWORK + 12),
+                (JUMP_EQUAL, 0, 1, u32::from(own)),
+                NEWEST,
+            ]);
         }
         v4.push(OLDEST);
         // IPv6: the traffic class stands in the middle of the first 16 bits
@@ -78,8 +87,11 @@ impl Steering {
         }
         v6.push(OLDEST);
         let over_v4 = u8::try_from(v4.len()).unwrap_or(u8::MAX);
-        let mut program =
-            vec![(LOAD_BYTE, 0, 0, NETWORK), (AND, 0, 0, 0xf0), (JUMP_EQUAL, 0, over_v4, 0x40)];
+        let mut program = vec![
+            (LOAD_BYTE, 0, 0, NETWORK),
+            (AND, 0, 0, 0xf0),
+            (JUMP_EQUAL, 0, over_v4, 0x40),
+        ];
         program.extend(v4);
         program.extend(v6);
         program
@@ -169,7 +181,11 @@ mod tests {
         ] {
             let own = own.map(|own: &str| own.parse().unwrap());
             let program = Steering::Hold { own }.program();
-            assert_eq!(run(&program, &packet(source, tos)), expected, "own {own:?}, from {source}, tos {tos:#x}");
+            assert_eq!(
+                run(&program, &packet(source, tos)),
+                expected,
+                "own {own:?}, from {source}, tos {tos:#x}"
+            );
         }
     }
 
@@ -182,8 +198,16 @@ mod tests {
 
     #[test]
     fn a_wildcard_listener_calls_the_loopback_address_of_its_family() {
-        for (bound, own) in [("::", "::1"), ("0.0.0.0", "127.0.0.1"), ("192.0.2.1", "192.0.2.1"), ("::1", "::1")] {
-            assert_eq!(own_client_address(bound.parse().unwrap()), own.parse::<IpAddr>().unwrap());
+        for (bound, own) in [
+            ("::", "::1"),
+            ("0.0.0.0", "127.0.0.1"),
+            ("192.0.2.1", "192.0.2.1"),
+            ("::1", "::1"),
+        ] {
+            assert_eq!(
+                own_client_address(bound.parse().unwrap()),
+                own.parse::<IpAddr>().unwrap()
+            );
         }
     }
 }

@@ -34,21 +34,37 @@ pub fn run() -> Result<(), String> {
 fn attempt(child: &mut Child) -> Result<(), String> {
     let output = child.stdout.take().ok_or("the listener of the trial has no output")?;
     let mut line = String::new();
-    BufReader::new(output).read_line(&mut line).map_err(|error| format!("the listener of the trial says nothing: {error}"))?;
-    let port: u16 = line.trim().parse().map_err(|_| "the listener of the trial did not start".to_owned())?;
+    BufReader::new(output)
+        .read_line(&mut line)
+        .map_err(|error| format!("the listener of the trial says nothing: {error}"))?;
+    let port: u16 = line
+        .trim()
+        .parse()
+        .map_err(|_| "the listener of the trial did not start".to_owned())?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     ports::share(child.id(), port).map_err(|error| describe(&error))?;
-    let newest = listen(address, Protocol::TCP, true).map_err(|error| format!("the shared port cannot be bound: {error}"))?;
+    let newest =
+        listen(address, Protocol::TCP, true).map_err(|error| format!("the shared port cannot be bound: {error}"))?;
     let newest_answers = std::thread::spawn(move || answer(&newest, b'n', Some(Duration::from_secs(10))));
     let outcome = (|| {
         ports::steer(port, |_| Steering::Hold { own: None }).map_err(|error| describe(&error))?;
         for _ in 0..20 {
-            expect(address, 0, b'o', "an ordinary connection did not meet the oldest listener")?;
+            expect(
+                address,
+                0,
+                b'o',
+                "an ordinary connection did not meet the oldest listener",
+            )?;
         }
         expect(address, PROBE_TOS, b'n', "a probe did not meet the newest listener")?;
         ports::steer(port, |_| Steering::Switch).map_err(|error| describe(&error))?;
         for _ in 0..20 {
-            expect(address, 0, b'n', "after the switch a connection did not meet the newest listener")?;
+            expect(
+                address,
+                0,
+                b'n',
+                "after the switch a connection did not meet the newest listener",
+            )?;
         }
         Ok(())
     })();
@@ -109,7 +125,11 @@ fn answer(listener: &Socket, who: u8, patience: Option<Duration>) {
 pub fn listener(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let socket = listen(any, Protocol::MPTCP, false).or_else(|_| listen(any, Protocol::TCP, false))?;
-    let port = socket.local_addr()?.as_socket().map(|address| address.port()).unwrap_or_default();
+    let port = socket
+        .local_addr()?
+        .as_socket()
+        .map(|address| address.port())
+        .unwrap_or_default();
     std::thread::spawn(move || answer(&socket, b'o', None));
     writeln!(output, "{port}")?;
     output.flush()?;

@@ -32,7 +32,11 @@ impl Endpoint {
             BindAddress::Unspecified => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             BindAddress::Loopback(address) | BindAddress::Specific(address) => address,
         };
-        Ok(Self { port, bound, path: ready_path(&spec, component) })
+        Ok(Self {
+            port,
+            bound,
+            path: ready_path(&spec, component),
+        })
     }
 
     /// The address at which the component can be asked on its own node.
@@ -40,7 +44,11 @@ impl Endpoint {
     /// A dual-stack wildcard answers 127.0.0.1 too, and that is not the address by which an apiserver calls itself.
     #[must_use]
     pub fn probe_address(self) -> IpAddr {
-        if self.bound.is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { self.bound }
+        if self.bound.is_unspecified() {
+            IpAddr::V4(Ipv4Addr::LOCALHOST)
+        } else {
+            self.bound
+        }
     }
 }
 

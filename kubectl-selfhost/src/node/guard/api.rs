@@ -108,7 +108,10 @@ fn desired(annotations: &BTreeMap<String, String>) -> (BTreeMap<Component, Desir
                 desired.insert(component, value);
             }
             None => {
-                unknown.insert(component, format!("the Node annotation {name} has an unknown value, which is not acted on"));
+                unknown.insert(
+                    component,
+                    format!("the Node annotation {name} has an unknown value, which is not acted on"),
+                );
             }
         }
     }
@@ -152,18 +155,31 @@ mod tests {
             (Component::KubeApiserver.desired_annotation(), "rm -rf /".to_owned()),
         ]);
         let (desired, unknown) = desired(&annotations);
-        assert_eq!(desired, BTreeMap::from([(Component::KubeScheduler, Desired::SelfHosted)]));
+        assert_eq!(
+            desired,
+            BTreeMap::from([(Component::KubeScheduler, Desired::SelfHosted)])
+        );
         assert_eq!(unknown.keys().copied().collect::<Vec<_>>(), [Component::KubeApiserver]);
-        assert!(!unknown[&Component::KubeApiserver].contains("rm -rf"), "what others wrote is not repeated");
+        assert!(
+            !unknown[&Component::KubeApiserver].contains("rm -rf"),
+            "what others wrote is not repeated"
+        );
     }
 
     #[test]
     fn only_what_differs_is_written() {
-        let guard = GuardReport { version: "1".into(), build: "b".into(), process: 7, steering_refused: None };
+        let guard = GuardReport {
+            version: "1".into(),
+            build: "b".into(),
+            process: 7,
+            steering_refused: None,
+        };
         let first = changes(&BTreeMap::new(), &BTreeMap::new(), &BTreeMap::new(), &guard);
         assert_eq!(first.len(), 1);
-        let written: BTreeMap<String, String> =
-            first.iter().map(|(k, v)| (k.clone(), v.as_str().unwrap_or_default().to_owned())).collect();
+        let written: BTreeMap<String, String> = first
+            .iter()
+            .map(|(k, v)| (k.clone(), v.as_str().unwrap_or_default().to_owned()))
+            .collect();
         assert!(changes(&written, &BTreeMap::new(), &BTreeMap::new(), &guard).is_empty());
     }
 }

@@ -22,14 +22,24 @@ impl Attributes {
     /// Ours, with these permission bits.
     #[must_use]
     pub fn mode(mode: u32) -> Self {
-        Self { mode, owner: None, modified: None }
+        Self {
+            mode,
+            owner: None,
+            modified: None,
+        }
     }
 
     /// As the original was.
     #[must_use]
     pub fn of(original: &Original) -> Self {
-        let modified = u64::try_from(original.modified_ns).ok().map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns));
-        Self { mode: original.mode, owner: Some((original.uid, original.gid)), modified }
+        let modified = u64::try_from(original.modified_ns)
+            .ok()
+            .map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns));
+        Self {
+            mode: original.mode,
+            owner: Some((original.uid, original.gid)),
+            modified,
+        }
     }
 }
 
@@ -43,7 +53,9 @@ pub fn write(path: &Path, bytes: &[u8], attributes: Attributes) -> io::Result<()
     if result.is_err() {
         let _ = fs::remove_file(&temporary);
     }
-    result.and_then(|()| sync_directory(path)).map_err(|error| named(path, "cannot be written", &error))
+    result
+        .and_then(|()| sync_directory(path))
+        .map_err(|error| named(path, "cannot be written", &error))
 }
 
 /// Takes a file away; that it is not there is fine.
@@ -74,7 +86,11 @@ pub fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
 /// When it cannot be looked at.
 pub fn metadata(path: &Path, sha256: String) -> io::Result<Original> {
     let metadata = fs::metadata(path).map_err(|error| named(path, "cannot be read", &error))?;
-    let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+    let file_name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default()
+        .to_owned();
     Ok(Original {
         file_name,
         mode: metadata.mode() & 0o7777,
@@ -86,7 +102,12 @@ pub fn metadata(path: &Path, sha256: String) -> io::Result<Original> {
 }
 
 fn write_temporary(path: &Path, bytes: &[u8], attributes: Attributes) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?;
     file.write_all(bytes)?;
     if let Some((uid, gid)) = attributes.owner {
         fchown(&file, Some(uid), Some(gid))?;
@@ -100,7 +121,8 @@ fn write_temporary(path: &Path, bytes: &[u8], attributes: Attributes) -> io::Res
 
 fn temporary_path(path: &Path) -> io::Result<PathBuf> {
     let name = path.file_name().and_then(|name| name.to_str());
-    let name = name.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{} has no name", path.display())))?;
+    let name =
+        name.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{} has no name", path.display())))?;
     Ok(path.with_file_name(format!(".{name}.selfhost")))
 }
 
@@ -130,7 +152,11 @@ mod tests {
         remove(&path).unwrap();
         write(&path, b"apiVersion: v1\n", Attributes::of(&before)).unwrap();
         assert_eq!(metadata(&path, "x".into()).unwrap(), before);
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
+        assert_eq!(
+            fs::read_dir(directory.path()).unwrap().count(),
+            1,
+            "no temporary file is left"
+        );
     }
 
     #[test]

@@ -134,7 +134,11 @@ pub const PUT_AGAIN: Duration = Duration::from_secs(20);
 /// What serves, from processes and files alone.
 #[must_use]
 pub fn state(o: &Observed) -> State {
-    match (o.static_processes > 0, o.self_hosted_processes > 0, o.fallback_processes > 0) {
+    match (
+        o.static_processes > 0,
+        o.self_hosted_processes > 0,
+        o.fallback_processes > 0,
+    ) {
         (false, false, false) => State::None,
         (true, false, false) => State::Static,
         (false, true, false) if o.manifest == Manifest::Absent && !o.fallback => State::SelfHosted,
@@ -153,11 +157,21 @@ pub fn next_action(o: &Observed) -> Decision {
         Desired::Static => back(o),
         Desired::StaticSharing => back_sharing(o),
     };
-    Decision { state: state(o), ..decide }
+    Decision {
+        state: state(o),
+        ..decide
+    }
 }
 
 fn act(action: Action, step: &'static str) -> Decision {
-    Decision { action, state: State::None, settled: false, step, error: None, releasable: false }
+    Decision {
+        action,
+        state: State::None,
+        settled: false,
+        step,
+        error: None,
+        releasable: false,
+    }
 }
 
 fn wait(step: &'static str) -> Decision {
@@ -165,11 +179,17 @@ fn wait(step: &'static str) -> Decision {
 }
 
 fn settled() -> Decision {
-    Decision { settled: true, ..wait("") }
+    Decision {
+        settled: true,
+        ..wait("")
+    }
 }
 
 fn stuck(error: &'static str) -> Decision {
-    Decision { error: Some(error), ..wait("") }
+    Decision {
+        error: Some(error),
+        ..wait("")
+    }
 }
 
 /// Towards the DaemonSet: the static Pod serves, its manifest is in the directory.
@@ -179,7 +199,9 @@ fn hand_over(o: &Observed) -> Decision {
         Manifest::Foreign | Manifest::Sharing if o.verdict == Verdict::Wait => {
             return act(Action::SaveOriginal, "saving the original manifest");
         }
-        Manifest::Foreign | Manifest::Sharing => return act(Action::Abort, "the manifest was changed during the hand-over"),
+        Manifest::Foreign | Manifest::Sharing => {
+            return act(Action::Abort, "the manifest was changed during the hand-over");
+        }
         Manifest::Original if !o.saved => return act(Action::SaveOriginal, "saving the original manifest"),
         Manifest::Original => {}
     }
@@ -236,7 +258,10 @@ fn manifest_went_away(o: &Observed) -> Decision {
     if o.self_hosted_processes > 0 && o.proven {
         return act(Action::NoteHandedOver, "noting that the manifest is out");
     }
-    act(Action::PutOriginal, "putting the original manifest back, as nothing has proved healthy in its place")
+    act(
+        Action::PutOriginal,
+        "putting the original manifest back, as nothing has proved healthy in its place",
+    )
 }
 
 /// The static Pod's manifest is out by our hand: the DaemonSet's Pod serves, or is to serve.
@@ -255,7 +280,10 @@ fn handed_over(o: &Observed) -> Decision {
         return if o.waiting && o.fallback_processes > 0 {
             act(Action::RemoveFallback, "taking the fallback out: the gap begins")
         } else {
-            Decision { settled: o.fallback_processes > 0, ..wait("the fallback serves, as the DaemonSet's Pod is not there") }
+            Decision {
+                settled: o.fallback_processes > 0,
+                ..wait("the fallback serves, as the DaemonSet's Pod is not there")
+            }
         };
     }
     if o.fallback && o.self_hosted_processes > 0 {
@@ -265,7 +293,10 @@ fn handed_over(o: &Observed) -> Decision {
         if o.fallback_processes > 0 && o.shared && o.steered != Steered::Hold {
             return act(Action::Hold, "steering new connections to the process that serves");
         }
-        return Decision { settled: o.fallback_processes > 0, ..wait("the fallback serves, as the DaemonSet's Pod is not there") };
+        return Decision {
+            settled: o.fallback_processes > 0,
+            ..wait("the fallback serves, as the DaemonSet's Pod is not there")
+        };
     }
     if o.static_processes > 0 && o.manifest == Manifest::Absent {
         return wait("waiting for the old process to finish what it serves and exit");
@@ -289,7 +320,9 @@ fn hand_over_with_gap(o: &Observed) -> Decision {
         Manifest::Foreign | Manifest::Sharing if o.verdict == Verdict::Wait => {
             return act(Action::SaveOriginal, "saving the original manifest");
         }
-        Manifest::Foreign | Manifest::Sharing => return act(Action::Abort, "the manifest was changed during the hand-over"),
+        Manifest::Foreign | Manifest::Sharing => {
+            return act(Action::Abort, "the manifest was changed during the hand-over");
+        }
         Manifest::Original if !o.saved => return act(Action::SaveOriginal, "saving the original manifest"),
         Manifest::Original => {}
     }
@@ -297,7 +330,10 @@ fn hand_over_with_gap(o: &Observed) -> Decision {
         return wait("waiting for the DaemonSet's Pod to wait for its port on this node");
     }
     if o.verdict == Verdict::Wait {
-        return act(Action::Go, "letting the DaemonSet's process start when the port is free");
+        return act(
+            Action::Go,
+            "letting the DaemonSet's process start when the port is free",
+        );
     }
     act(Action::RemoveManifest, "stopping the static Pod: the gap begins")
 }
@@ -319,7 +355,10 @@ fn back(o: &Observed) -> Decision {
                 return settled();
             }
             if o.self_hosted_processes == 0 && o.fallback_processes == 0 && o.handing_for > PUT_AGAIN && o.saved {
-                return act(Action::PutOriginalAgain, "putting the original manifest in again, as no process came of it");
+                return act(
+                    Action::PutOriginalAgain,
+                    "putting the original manifest in again, as no process came of it",
+                );
             }
             wait("waiting for the static Pod's process to start")
         }
@@ -332,7 +371,9 @@ fn back(o: &Observed) -> Decision {
         }
         Manifest::Sharing if o.self_hosted_listens => wait("waiting for the DaemonSet's Pod to go"),
         Manifest::Sharing => act(Action::PutOriginal, "putting the original manifest back"),
-        Manifest::Absent if o.self_hosted_listens => wait("waiting for the DaemonSet's Pod to go: the gap begins when it does"),
+        Manifest::Absent if o.self_hosted_listens => {
+            wait("waiting for the DaemonSet's Pod to go: the gap begins when it does")
+        }
         Manifest::Absent if o.fallback_processes > 0 => wait("waiting for the fallback's process to exit"),
         Manifest::Absent => act(Action::PutOriginal, "putting the original manifest back"),
     }
@@ -369,9 +410,14 @@ fn back_sharing(o: &Observed) -> Decision {
     }
     if o.self_hosted_processes > 0 {
         return match take_over(o, Action::Nothing) {
-            Decision { action: Action::Nothing, step: "letting the old process go", .. } => {
-                Decision { releasable: true, ..wait("waiting for the DaemonSet's Pod to go") }
-            }
+            Decision {
+                action: Action::Nothing,
+                step: "letting the old process go",
+                ..
+            } => Decision {
+                releasable: true,
+                ..wait("waiting for the DaemonSet's Pod to go")
+            },
             other => other,
         };
     }

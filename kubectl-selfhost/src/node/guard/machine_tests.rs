@@ -45,7 +45,10 @@ const SWITCHED: Steered = Steered::Switch(SETTLE);
 /// Each row: what it is about, the rows before with one thing changed, and what must be done.
 #[test]
 fn a_hand_over_goes_step_by_step() {
-    let o = Observed { desired: SelfHosted, ..at_rest() };
+    let o = Observed {
+        desired: SelfHosted,
+        ..at_rest()
+    };
     expect("nothing is done before the original is saved", &o, SaveOriginal);
     let o = Observed { saved: true, ..o };
     expect("nothing is done before a Pod waits", &o, Nothing);
@@ -55,25 +58,52 @@ fn a_hand_over_goes_step_by_step() {
     expect("no second process before the port is steered", &o, Hold);
     let o = Observed { steered: HOLD, ..o };
     expect("now it may start", &o, Go);
-    let o = Observed { verdict: Verdict::Go, ..o };
+    let o = Observed {
+        verdict: Verdict::Go,
+        ..o
+    };
     expect("it has not been started yet", &o, Nothing);
     let o = Observed { waiting: false, ..o };
-    expect("the init container has ended, the process is not there yet", &o, Nothing);
-    let o = Observed { self_hosted_processes: 1, ..o };
+    expect(
+        "the init container has ended, the process is not there yet",
+        &o,
+        Nothing,
+    );
+    let o = Observed {
+        self_hosted_processes: 1,
+        ..o
+    };
     expect("it is not proven", &o, Nothing);
-    let o = Observed { self_hosted_listens: true, proven: true, ..o };
+    let o = Observed {
+        self_hosted_listens: true,
+        proven: true,
+        ..o
+    };
     expect("proven", &o, Switch);
-    let o = Observed { steered: JUST_SWITCHED, ..o };
+    let o = Observed {
+        steered: JUST_SWITCHED,
+        ..o
+    };
     expect("accepted connections are given time", &o, Nothing);
     let o = Observed { steered: SWITCHED, ..o };
     expect("only now the manifest leaves", &o, RemoveManifest);
-    let o = Observed { handed_over: true, manifest: Manifest::Absent, ..o };
+    let o = Observed {
+        handed_over: true,
+        manifest: Manifest::Absent,
+        ..o
+    };
     expect("the old process drains", &o, Nothing);
     assert!(!next_action(&o).settled);
-    let o = Observed { static_processes: 0, ..o };
+    let o = Observed {
+        static_processes: 0,
+        ..o
+    };
     assert!(next_action(&o).settled);
     assert_eq!(next_action(&o).state, State::SelfHosted);
-    let o = Observed { steered: Steered::Switch(SETTLE * 2), ..o };
+    let o = Observed {
+        steered: Steered::Switch(SETTLE * 2),
+        ..o
+    };
     expect("the port is steered for the next roll", &o, Hold);
 }
 
@@ -99,7 +129,10 @@ fn no_manifest_leaves_on_a_mere_time_out() {
                     ..at_rest()
                 };
                 let action = next_action(&o).action;
-                assert!(!matches!(action, RemoveManifest | RemoveFallback), "{action:?} on {o:?}");
+                assert!(
+                    !matches!(action, RemoveManifest | RemoveFallback),
+                    "{action:?} on {o:?}"
+                );
             }
         }
     }
@@ -116,15 +149,51 @@ fn the_dead_man_switch_gives_up_a_process_that_does_not_prove_itself() {
         self_hosted_processes: 1,
         ..at_rest()
     };
-    expect("in time", &Observed { handing_for: HANDOVER_DEADLINE, ..o.clone() }, Nothing);
+    expect(
+        "in time",
+        &Observed {
+            handing_for: HANDOVER_DEADLINE,
+            ..o.clone()
+        },
+        Nothing,
+    );
     let late = HANDOVER_DEADLINE + Duration::from_secs(1);
-    expect("late", &Observed { handing_for: late, ..o.clone() }, Abort);
-    expect("late, and gone", &Observed { handing_for: late, self_hosted_processes: 0, ..o.clone() }, Abort);
-    expect("the manifest was changed", &Observed { manifest: Manifest::Foreign, ..o.clone() }, Abort);
+    expect(
+        "late",
+        &Observed {
+            handing_for: late,
+            ..o.clone()
+        },
+        Abort,
+    );
+    expect(
+        "late, and gone",
+        &Observed {
+            handing_for: late,
+            self_hosted_processes: 0,
+            ..o.clone()
+        },
+        Abort,
+    );
+    expect(
+        "the manifest was changed",
+        &Observed {
+            manifest: Manifest::Foreign,
+            ..o.clone()
+        },
+        Abort,
+    );
     // after the abort the static Pod stays, and the word to wait has been given
-    let o = Observed { desired: Static, verdict: Verdict::Wait, ..o };
+    let o = Observed {
+        desired: Static,
+        verdict: Verdict::Wait,
+        ..o
+    };
     expect("the DaemonSet's process is left to the CLI", &o, Nothing);
-    let o = Observed { self_hosted_processes: 0, ..o };
+    let o = Observed {
+        self_hosted_processes: 0,
+        ..o
+    };
     assert!(next_action(&o).settled);
 }
 
@@ -137,18 +206,37 @@ fn the_fallback_comes_when_nothing_serves_and_leaves_when_the_pod_has_proved_its
         ..converted()
     };
     expect("within the grace", &silent, Nothing);
-    let o = Observed { silent_for: Duration::from_secs(8), ..silent };
+    let o = Observed {
+        silent_for: Duration::from_secs(8),
+        ..silent
+    };
     expect("beyond it", &o, PutFallback);
-    let o = Observed { silent_for: Duration::from_secs(60), static_processes: 1, ..o };
+    let o = Observed {
+        silent_for: Duration::from_secs(60),
+        static_processes: 1,
+        ..o
+    };
     expect("a process that drains does not serve", &o, PutFallback);
-    let o = Observed { fallback: true, static_processes: 0, ..o };
+    let o = Observed {
+        fallback: true,
+        static_processes: 0,
+        ..o
+    };
     expect("it is put in once", &o, Nothing);
-    let o = Observed { fallback_processes: 1, silent_for: Duration::ZERO, shared: true, ..o };
+    let o = Observed {
+        fallback_processes: 1,
+        silent_for: Duration::ZERO,
+        shared: true,
+        ..o
+    };
     assert_eq!(next_action(&o).state, State::Fallback);
     expect("the group of the fallback is steered", &o, Hold);
     let o = Observed { steered: HOLD, ..o };
     assert!(next_action(&o).settled, "a fallback is a steady state");
-    let o = Observed { self_hosted_processes: 1, ..o };
+    let o = Observed {
+        self_hosted_processes: 1,
+        ..o
+    };
     expect("the Pod's process is not proven", &o, Nothing);
     let o = Observed { proven: true, ..o };
     expect("proven", &o, Switch);
@@ -157,39 +245,77 @@ fn the_fallback_comes_when_nothing_serves_and_leaves_when_the_pod_has_proved_its
     let o = Observed { fallback: false, ..o };
     expect("its process drains", &o, Nothing);
     assert_eq!(next_action(&o).state, State::Both);
-    let o = Observed { fallback_processes: 0, ..o };
+    let o = Observed {
+        fallback_processes: 0,
+        ..o
+    };
     assert!(next_action(&o).settled);
 }
 
 #[test]
 fn a_manifest_that_somebody_writes_is_not_fought() {
     for manifest in [Manifest::Original, Manifest::Foreign] {
-        let o = Observed { manifest, static_processes: 1, ..converted() };
+        let o = Observed {
+            manifest,
+            static_processes: 1,
+            ..converted()
+        };
         let decision = next_action(&o);
         assert_eq!((decision.action, decision.state), (Nothing, State::Both));
-        let o = Observed { desired: Static, verdict: Verdict::Wait, ..o };
+        let o = Observed {
+            desired: Static,
+            verdict: Verdict::Wait,
+            ..o
+        };
         let decision = next_action(&o);
         assert_eq!(decision.action, Nothing);
         assert!(decision.error.is_some());
     }
-    let o = Observed { desired: SelfHosted, saved: true, manifest: Manifest::Foreign, ..at_rest() };
+    let o = Observed {
+        desired: SelfHosted,
+        saved: true,
+        manifest: Manifest::Foreign,
+        ..at_rest()
+    };
     expect("before the hand-over it is the new original", &o, SaveOriginal);
 }
 
 #[test]
 fn the_way_back_puts_the_original_in_when_the_port_is_free() {
-    let o = Observed { desired: Static, ..converted() };
+    let o = Observed {
+        desired: Static,
+        ..converted()
+    };
     expect("no Pod may start any more", &o, Wait);
-    let o = Observed { verdict: Verdict::Wait, ..o };
+    let o = Observed {
+        verdict: Verdict::Wait,
+        ..o
+    };
     expect("the Pod still listens", &o, Nothing);
-    let o = Observed { self_hosted_listens: false, ..o };
+    let o = Observed {
+        self_hosted_listens: false,
+        ..o
+    };
     expect("it drains: the port is free", &o, PutOriginal);
-    let o = Observed { handed_over: false, manifest: Manifest::Original, ..o };
+    let o = Observed {
+        handed_over: false,
+        manifest: Manifest::Original,
+        ..o
+    };
     expect("the kubelet starts it", &o, Nothing);
-    let o = Observed { self_hosted_processes: 0, ..o };
-    let late = Observed { handing_for: PUT_AGAIN + SETTLE, ..o.clone() };
+    let o = Observed {
+        self_hosted_processes: 0,
+        ..o
+    };
+    let late = Observed {
+        handing_for: PUT_AGAIN + SETTLE,
+        ..o.clone()
+    };
     expect("the kubelet refused it", &late, PutOriginalAgain);
-    let o = Observed { static_processes: 1, ..o };
+    let o = Observed {
+        static_processes: 1,
+        ..o
+    };
     assert!(next_action(&o).settled);
     assert_eq!(next_action(&o).state, State::Static);
 }
@@ -208,30 +334,53 @@ fn the_way_back_from_a_fallback_takes_it_out_first() {
     expect("out", &o, RemoveFallback);
     let o = Observed { fallback: false, ..o };
     expect("gone?", &o, Nothing);
-    let o = Observed { fallback_processes: 0, ..o };
+    let o = Observed {
+        fallback_processes: 0,
+        ..o
+    };
     expect("in", &o, PutOriginal);
 }
 
 #[test]
 fn the_way_back_with_sharing_has_no_gap() {
-    let o = Observed { desired: StaticSharing, ..converted() };
+    let o = Observed {
+        desired: StaticSharing,
+        ..converted()
+    };
     expect("no Pod may start any more", &o, Wait);
-    let o = Observed { verdict: Verdict::Wait, ..o };
+    let o = Observed {
+        verdict: Verdict::Wait,
+        ..o
+    };
     expect("the port is steered first", &o, Hold);
     let o = Observed { steered: HOLD, ..o };
     expect("then the static Pod may come", &o, PutSharing);
-    let o = Observed { manifest: Manifest::Sharing, handed_over: false, ..o };
+    let o = Observed {
+        manifest: Manifest::Sharing,
+        handed_over: false,
+        ..o
+    };
     expect("it starts", &o, Nothing);
-    let o = Observed { static_processes: 1, ..o };
+    let o = Observed {
+        static_processes: 1,
+        ..o
+    };
     expect("it is not proven", &o, Nothing);
     assert!(!next_action(&o).releasable);
     let o = Observed { proven: true, ..o };
     expect("proven", &o, Switch);
-    let o = Observed { steered: JUST_SWITCHED, ..o };
+    let o = Observed {
+        steered: JUST_SWITCHED,
+        ..o
+    };
     assert!(!next_action(&o).releasable);
     let o = Observed { steered: SWITCHED, ..o };
     assert!(next_action(&o).releasable);
-    let o = Observed { self_hosted_processes: 0, self_hosted_listens: false, ..o };
+    let o = Observed {
+        self_hosted_processes: 0,
+        self_hosted_listens: false,
+        ..o
+    };
     assert!(next_action(&o).settled);
     // and from there to the original itself
     let o = Observed { desired: Static, ..o };
@@ -240,31 +389,89 @@ fn the_way_back_with_sharing_has_no_gap() {
 
 #[test]
 fn gap_mode_takes_the_manifest_out_only_while_a_pod_waits() {
-    let o = Observed { desired: SelfHostedGap, saved: true, ..at_rest() };
+    let o = Observed {
+        desired: SelfHostedGap,
+        saved: true,
+        ..at_rest()
+    };
     expect("no Pod waits", &o, Nothing);
     let o = Observed { waiting: true, ..o };
     expect("it may start when the port is free", &o, Go);
-    let o = Observed { verdict: Verdict::Go, ..o };
+    let o = Observed {
+        verdict: Verdict::Go,
+        ..o
+    };
     expect("the gap begins", &o, RemoveManifest);
-    let o = Observed { handed_over: true, manifest: Manifest::Absent, ..o };
+    let o = Observed {
+        handed_over: true,
+        manifest: Manifest::Absent,
+        ..o
+    };
     expect("the old one ends", &o, Nothing);
-    let o = Observed { static_processes: 0, waiting: false, silent_for: Duration::from_secs(3), ..o };
+    let o = Observed {
+        static_processes: 0,
+        waiting: false,
+        silent_for: Duration::from_secs(3),
+        ..o
+    };
     expect("the new one starts", &o, Nothing);
-    expect("it does not come", &Observed { silent_for: o.grace, ..o.clone() }, PutFallback);
-    let slow = Observed { silent_for: o.grace, self_hosted_processes: 1, ..o.clone() };
+    expect(
+        "it does not come",
+        &Observed {
+            silent_for: o.grace,
+            ..o.clone()
+        },
+        PutFallback,
+    );
+    let slow = Observed {
+        silent_for: o.grace,
+        self_hosted_processes: 1,
+        ..o.clone()
+    };
     expect("it is there and slow", &slow, Nothing);
-    expect("too slow", &Observed { silent_for: GAP_DEADLINE, ..slow }, PutFallback);
-    let back = Observed { fallback: true, fallback_processes: 1, silent_for: Duration::ZERO, ..o.clone() };
+    expect(
+        "too slow",
+        &Observed {
+            silent_for: GAP_DEADLINE,
+            ..slow
+        },
+        PutFallback,
+    );
+    let back = Observed {
+        fallback: true,
+        fallback_processes: 1,
+        silent_for: Duration::ZERO,
+        ..o.clone()
+    };
     expect("the fallback serves on", &back, Nothing);
-    expect("a Pod waits for its port", &Observed { waiting: true, ..back }, RemoveFallback);
-    let o = Observed { self_hosted_processes: 1, self_hosted_listens: true, silent_for: Duration::ZERO, ..o };
+    expect(
+        "a Pod waits for its port",
+        &Observed { waiting: true, ..back },
+        RemoveFallback,
+    );
+    let o = Observed {
+        self_hosted_processes: 1,
+        self_hosted_listens: true,
+        silent_for: Duration::ZERO,
+        ..o
+    };
     assert!(next_action(&o).settled);
 }
 
 #[test]
 fn a_crash_between_taking_the_manifest_out_and_noting_it_is_finished() {
-    let o = Observed { handed_over: false, ..converted() };
-    expect("proven: it is noted", &Observed { proven: true, ..o.clone() }, NoteHandedOver);
+    let o = Observed {
+        handed_over: false,
+        ..converted()
+    };
+    expect(
+        "proven: it is noted",
+        &Observed {
+            proven: true,
+            ..o.clone()
+        },
+        NoteHandedOver,
+    );
     expect("not proven: the original comes back", &o, PutOriginal);
     expect("nothing saved: nothing to do", &Observed { saved: false, ..o }, Nothing);
 }
@@ -274,7 +481,12 @@ fn a_crash_between_taking_the_manifest_out_and_noting_it_is_finished() {
 fn invariants_hold_over_all_combinations() {
     let mut seen = std::collections::HashSet::new();
     for desired in Desired::ALL {
-        for manifest in [Manifest::Absent, Manifest::Original, Manifest::Sharing, Manifest::Foreign] {
+        for manifest in [
+            Manifest::Absent,
+            Manifest::Original,
+            Manifest::Sharing,
+            Manifest::Foreign,
+        ] {
             for steered in [Steered::No, HOLD, JUST_SWITCHED, SWITCHED] {
                 for bits in 0..4096_u32 {
                     let bit = |n: u32| bits >> n & 1 == 1;
@@ -293,7 +505,11 @@ fn invariants_hold_over_all_combinations() {
                         self_hosted_listens: bit(7) && bit(8),
                         shared: bit(9),
                         proven: bit(10),
-                        silent_for: if bit(11) { Duration::from_secs(60) } else { Duration::ZERO },
+                        silent_for: if bit(11) {
+                            Duration::from_secs(60)
+                        } else {
+                            Duration::ZERO
+                        },
                         ..at_rest()
                     };
                     let decision = next_action(&o);
@@ -301,13 +517,21 @@ fn invariants_hold_over_all_combinations() {
                     match decision.action {
                         RemoveManifest => {
                             assert!(o.saved, "unsaved bytes are not removed: {o:?}");
-                            assert_eq!(o.manifest, Manifest::Original, "only the saved original is removed: {o:?}");
+                            assert_eq!(
+                                o.manifest,
+                                Manifest::Original,
+                                "only the saved original is removed: {o:?}"
+                            );
                             assert!(desired.is_self_hosted());
                             assert!(o.proven || (desired == SelfHostedGap && o.waiting), "{o:?}");
                         }
                         PutOriginal | PutOriginalAgain | PutSharing => {
                             assert!(o.saved, "{o:?}");
-                            assert_ne!(o.manifest, Manifest::Foreign, "what somebody wrote is not overwritten: {o:?}");
+                            assert_ne!(
+                                o.manifest,
+                                Manifest::Foreign,
+                                "what somebody wrote is not overwritten: {o:?}"
+                            );
                         }
                         PutFallback => assert!(o.handed_over && !o.fallback, "{o:?}"),
                         Go => assert!(desired.is_self_hosted(), "{o:?}"),
@@ -319,15 +543,30 @@ fn invariants_hold_over_all_combinations() {
                         assert!(decision.error.is_none());
                     }
                     if decision.action == Nothing && !decision.settled {
-                        assert!(!decision.step.is_empty() || decision.error.is_some(), "it says what it waits for: {o:?}");
+                        assert!(
+                            !decision.step.is_empty() || decision.error.is_some(),
+                            "it says what it waits for: {o:?}"
+                        );
                     }
                 }
             }
         }
     }
     let all = [
-        Nothing, SaveOriginal, Share, Hold, Switch, Go, Wait, RemoveManifest, NoteHandedOver, PutFallback, RemoveFallback,
-        PutOriginal, PutSharing, Abort,
+        Nothing,
+        SaveOriginal,
+        Share,
+        Hold,
+        Switch,
+        Go,
+        Wait,
+        RemoveManifest,
+        NoteHandedOver,
+        PutFallback,
+        RemoveFallback,
+        PutOriginal,
+        PutSharing,
+        Abort,
     ];
     for action in all {
         assert!(seen.contains(&action), "{action:?} is never decided");

@@ -121,10 +121,20 @@ impl NodeSide {
         let mut worlds = BTreeMap::new();
         for component in Component::ALL {
             let (state, manifests) = (&options.state_directory, &options.manifest_directory);
-            worlds.insert(component, ComponentWorld::open(component, state, manifests, grace(component))?);
+            worlds.insert(
+                component,
+                ComponentWorld::open(component, state, manifests, grace(component))?,
+            );
         }
         let scanner = Scanner::new(&options.manifest_directory);
-        Ok(Self { exchange, scanner, worlds, looked: false, failed: BTreeMap::new(), said: BTreeMap::new() })
+        Ok(Self {
+            exchange,
+            scanner,
+            worlds,
+            looked: false,
+            failed: BTreeMap::new(),
+            said: BTreeMap::new(),
+        })
     }
 
     /// One look and at most one action a component. Returns how long to pause.
@@ -163,7 +173,10 @@ impl NodeSide {
                         world.set_grace(grace(*component));
                     }
                     if decision.action == Action::Abort {
-                        world.fail(Some(format!("the hand-over was given up: {}; the static Pod stays", decision.step)))?;
+                        world.fail(Some(format!(
+                            "the hand-over was given up: {}; the static Pod stays",
+                            decision.step
+                        )))?;
                     }
                 }
                 Ok::<_, io::Error>(decision)
@@ -172,25 +185,38 @@ impl NodeSide {
             match outcome {
                 Ok(decision) => {
                     let busy = decision.action != Action::Nothing;
-                    pause = pause.min(if busy { BUSY } else if decision.settled { IDLE } else { WAITING });
+                    pause = pause.min(if busy {
+                        BUSY
+                    } else if decision.settled {
+                        IDLE
+                    } else {
+                        WAITING
+                    });
                     let error = decision.error.map(str::to_owned).or_else(|| world.memory.error.clone());
                     if self.said.get(component).is_none_or(|said| said != decision.step) && !busy {
-                        let text = if decision.step.is_empty() { "settled" } else { decision.step };
+                        let text = if decision.step.is_empty() {
+                            "settled"
+                        } else {
+                            decision.step
+                        };
                         say(&format!("{component}: {}: {text}", decision.state));
                         self.said.insert(*component, decision.step.to_owned());
                     }
-                    reports.insert(*component, Report {
-                        state: decision.state,
-                        desired: world.memory.desired,
-                        settled: decision.settled,
-                        given_up: world.memory.given_up,
-                        releasable: decision.releasable,
-                        step: decision.step.to_owned(),
-                        error,
-                        foreign_manifest: world.foreign().cloned(),
-                        original: world.original_sha256(),
-                        guard: env!("CARGO_PKG_VERSION").to_owned(),
-                    });
+                    reports.insert(
+                        *component,
+                        Report {
+                            state: decision.state,
+                            desired: world.memory.desired,
+                            settled: decision.settled,
+                            given_up: world.memory.given_up,
+                            releasable: decision.releasable,
+                            step: decision.step.to_owned(),
+                            error,
+                            foreign_manifest: world.foreign().cloned(),
+                            original: world.original_sha256(),
+                            guard: env!("CARGO_PKG_VERSION").to_owned(),
+                        },
+                    );
                 }
                 Err(error) => {
                     let error = error.to_string();
@@ -198,7 +224,11 @@ impl NodeSide {
                         say(&format!("{component}: {error}"));
                     }
                     if let Some(report) = self.exchange.lock().reports.get(component) {
-                        let report = Report { settled: false, error: Some(error.clone()), ..report.clone() };
+                        let report = Report {
+                            settled: false,
+                            error: Some(error.clone()),
+                            ..report.clone()
+                        };
                         reports.insert(*component, report);
                     }
                     self.failed.insert(*component, error);
@@ -215,7 +245,10 @@ impl NodeSide {
     fn pause(&self, pause: Duration) {
         let inner = self.exchange.lock();
         let before = inner.desired.clone();
-        let _ = self.exchange.changed.wait_timeout_while(inner, pause, |inner| inner.desired == before);
+        let _ = self
+            .exchange
+            .changed
+            .wait_timeout_while(inner, pause, |inner| inner.desired == before);
     }
 }
 

@@ -22,7 +22,10 @@ impl Scanner {
     /// Of that directory.
     #[must_use]
     pub fn new(directory: &Path) -> Self {
-        Self { directory: directory.to_owned(), last: None }
+        Self {
+            directory: directory.to_owned(),
+            last: None,
+        }
     }
 
     /// What lies there now.
@@ -46,7 +49,10 @@ impl Scanner {
             path: file.path,
             sha256: file.sha256,
         });
-        let manifests = Manifests { found: found.collect(), ours: inventory.fallbacks.into_keys().collect() };
+        let manifests = Manifests {
+            found: found.collect(),
+            ours: inventory.fallbacks.into_keys().collect(),
+        };
         self.last = Some((stamps, manifests.clone()));
         Ok(manifests)
     }
@@ -56,8 +62,13 @@ impl Scanner {
         for entry in std::fs::read_dir(&self.directory)? {
             let path = entry?.path();
             // follows symbolic links, as the kubelet does; what has just gone away is not there
-            let Ok(metadata) = std::fs::metadata(&path) else { continue };
-            let (content, inode) = (metadata.mtime_nsec(), metadata.ctime() * 1_000_000_000 + metadata.ctime_nsec());
+            let Ok(metadata) = std::fs::metadata(&path) else {
+                continue;
+            };
+            let (content, inode) = (
+                metadata.mtime_nsec(),
+                metadata.ctime() * 1_000_000_000 + metadata.ctime_nsec(),
+            );
             stamps.push((path, metadata.ino(), metadata.len(), content, inode));
         }
         stamps.sort();

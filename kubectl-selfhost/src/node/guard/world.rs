@@ -2,6 +2,7 @@
 
 use super::files::{self, Attributes};
 use super::machine::{Action, Manifest, Observed, Steered};
+use crate::manifest::sha256_hex;
 use crate::names::{Component, Role};
 use crate::node::await_port::{describe, hold};
 use crate::node::net_table::NetTable;
@@ -11,7 +12,6 @@ use crate::node::process::{ComponentProcess, Found, Processes};
 use crate::node::state::{ComponentFiles, Desired, ForeignManifest, Memory, Original, Verdict, fallback_file_name};
 use crate::node::steering::Steering;
 use crate::node::variants::{self, Endpoint};
-use crate::manifest::sha256_hex;
 use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
@@ -36,7 +36,11 @@ impl Look {
     /// When `/proc` cannot be read.
     pub fn now() -> io::Result<Self> {
         let table = ports::read_net_table().map_err(|error| io::Error::other(describe(&error)))?;
-        Ok(Self { at: Instant::now(), found: Processes::new(Path::new("/proc")).find()?, table })
+        Ok(Self {
+            at: Instant::now(),
+            found: Processes::new(Path::new("/proc")).find()?,
+            table,
+        })
     }
 }
 
@@ -109,7 +113,9 @@ impl ComponentWorld {
     /// # Errors
     /// When it cannot be noted on disk; then nothing changes.
     pub fn desire(&mut self, stated: Option<Desired>) -> io::Result<()> {
-        let Some(memory) = wish(&self.memory, stated) else { return Ok(()) };
+        let Some(memory) = wish(&self.memory, stated) else {
+            return Ok(());
+        };
         self.handing_since = None;
         self.remember(memory)
     }
@@ -122,7 +128,10 @@ impl ComponentWorld {
         if self.memory.error == error {
             return Ok(());
         }
-        let memory = Memory { error, ..self.memory.clone() };
+        let memory = Memory {
+            error,
+            ..self.memory.clone()
+        };
         self.remember(memory)
     }
 
@@ -131,15 +140,21 @@ impl ComponentWorld {
     /// # Errors
     /// When the manifest directory cannot be read.
     pub fn observe(&mut self, look: &Look, manifests: &Manifests) -> io::Result<Observed> {
-        let mine: Vec<&ComponentProcess> =
-            look.found.components.iter().filter(|process| process.component == self.component).collect();
+        let mine: Vec<&ComponentProcess> = look
+            .found
+            .components
+            .iter()
+            .filter(|process| process.component == self.component)
+            .collect();
         let count = |role| mine.iter().filter(|process| process.role == role).count();
         let manifest = self.classify(manifests);
         let fallback = manifests.ours.contains(&self.component);
         if self.endpoint.is_none() {
             self.endpoint = manifests.find(self.component).and_then(|found| found.endpoint);
         }
-        let port = self.endpoint.map_or(self.component.default_port(), |endpoint| endpoint.port);
+        let port = self
+            .endpoint
+            .map_or(self.component.default_port(), |endpoint| endpoint.port);
         let listening: HashSet<u64> = look.table.on_port(port).map(|listener| listener.inode).collect();
         let listens = |process: &ComponentProcess| owns_any(process.pid, &listening);
 
@@ -151,16 +166,26 @@ impl ComponentWorld {
         let desired = self.memory.desired;
         let candidate = mine
             .iter()
-            .filter(|process| process.role == if desired.is_self_hosted() { Role::SelfHosted } else { Role::Static })
+            .filter(|process| {
+                process.role
+                    == if desired.is_self_hosted() {
+                        Role::SelfHosted
+                    } else {
+                        Role::Static
+                    }
+            })
             .max_by_key(|process| process.started);
         // proving costs a TLS handshake, so only where something may have to hand over
         let in_transition = fallback
             || (desired.is_self_hosted() && manifest != Manifest::Absent && !self.memory.handed_over)
             || (desired == Desired::StaticSharing && manifest != Manifest::Absent && count(Role::SelfHosted) > 0);
         let proven = in_transition && candidate.is_some_and(|process| self.prove(process.pid, port));
-        let serving = mine.iter().filter(|process| listens(process)).min_by_key(|process| process.started);
-        let shared = in_transition
-            && serving.is_some_and(|process| ports::is_shared(process.pid, port).unwrap_or(false));
+        let serving = mine
+            .iter()
+            .filter(|process| listens(process))
+            .min_by_key(|process| process.started);
+        let shared =
+            in_transition && serving.is_some_and(|process| ports::is_shared(process.pid, port).unwrap_or(false));
         Ok(Observed {
             desired,
             handed_over: self.memory.handed_over,
@@ -172,12 +197,16 @@ impl ComponentWorld {
             static_processes: count(Role::Static),
             fallback_processes: count(Role::Fallback),
             self_hosted_processes: count(Role::SelfHosted),
-            self_hosted_listens: mine.iter().any(|process| process.role == Role::SelfHosted && listens(process)),
+            self_hosted_listens: mine
+                .iter()
+                .any(|process| process.role == Role::SelfHosted && listens(process)),
             shared,
             steered,
             proven,
             silent_for: look.at.saturating_duration_since(silent_since),
-            handing_for: self.handing_since.map_or(Duration::ZERO, |since| look.at.saturating_duration_since(since)),
+            handing_for: self
+                .handing_since
+                .map_or(Duration::ZERO, |since| look.at.saturating_duration_since(since)),
             grace: self.grace,
         })
     }
@@ -190,7 +219,9 @@ impl ComponentWorld {
     fn classify(&mut self, manifests: &Manifests) -> Manifest {
         self.foreign = None;
         self.last_manifest = None;
-        let Some(found) = manifests.find(self.component) else { return Manifest::Absent };
+        let Some(found) = manifests.find(self.component) else {
+            return Manifest::Absent;
+        };
         let manifest = match &self.original {
             None => Manifest::Original,
             Some(original) if original.sha256 == found.sha256 => Manifest::Original,
@@ -209,7 +240,9 @@ impl ComponentWorld {
     }
 
     fn steered(&mut self, listening: &HashSet<u64>, now: Instant) -> Steered {
-        let Some((steering, group, since)) = &mut self.steered else { return Steered::No };
+        let Some((steering, group, since)) = &mut self.steered else {
+            return Steered::No;
+        };
         if group.is_disjoint(listening) {
             // the group is gone, and the program with it
             self.steered = None;
@@ -254,7 +287,10 @@ impl ComponentWorld {
             }
             Action::Wait => self.give_verdict(Verdict::Wait),
             Action::RemoveManifest => self.remove_manifest(look),
-            Action::NoteHandedOver => self.remember(Memory { handed_over: true, ..self.memory.clone() }),
+            Action::NoteHandedOver => self.remember(Memory {
+                handed_over: true,
+                ..self.memory.clone()
+            }),
             Action::PutFallback => {
                 self.handing_since = Some(look.at);
                 let bytes = std::fs::read(self.files.fallback())?;
@@ -272,19 +308,30 @@ impl ComponentWorld {
             Action::Abort => {
                 self.give_verdict(Verdict::Wait)?;
                 let given_up = Some(self.memory.desired);
-                self.remember(Memory { desired: Desired::Static, given_up, ..self.memory.clone() })
+                self.remember(Memory {
+                    desired: Desired::Static,
+                    given_up,
+                    ..self.memory.clone()
+                })
             }
         }
     }
 
     fn save_original(&mut self) -> io::Result<()> {
-        let (path, _) = self.last_manifest.clone().ok_or_else(|| io::Error::other("there is no manifest to save"))?;
+        let (path, _) = self
+            .last_manifest
+            .clone()
+            .ok_or_else(|| io::Error::other("there is no manifest to save"))?;
         let bytes = std::fs::read(&path)?;
         let variants = variants::build(self.component, &bytes).map_err(io::Error::other)?;
         let original = files::metadata(&path, sha256_hex(&bytes))?;
         // the metadata comes last: only with it the original counts as saved
         files::remove(&self.files.original_metadata())?;
-        files::write(&self.files.fallback(), variants.fallback.as_bytes(), Attributes::mode(0o600))?;
+        files::write(
+            &self.files.fallback(),
+            variants.fallback.as_bytes(),
+            Attributes::mode(0o600),
+        )?;
         files::write(&self.files.original(), &bytes, Attributes::mode(0o600))?;
         write_json(&self.files.original_metadata(), &original)?;
         self.original = Some(original);
@@ -304,11 +351,16 @@ impl ComponentWorld {
     }
 
     fn port(&self) -> u16 {
-        self.endpoint.map_or(self.component.default_port(), |endpoint| endpoint.port)
+        self.endpoint
+            .map_or(self.component.default_port(), |endpoint| endpoint.port)
     }
 
     fn share(&self, look: &Look) -> io::Result<()> {
-        let processes = look.found.components.iter().filter(|process| process.component == self.component);
+        let processes = look
+            .found
+            .components
+            .iter()
+            .filter(|process| process.component == self.component);
         for process in processes {
             ports::share(process.pid, self.port()).map_err(|error| io::Error::other(describe(&error)))?;
         }
@@ -317,15 +369,21 @@ impl ComponentWorld {
 
     fn steer(&mut self, look: &Look, steering: Option<Steering>) -> io::Result<()> {
         let component = self.component;
-        ports::steer(self.port(), |listener| steering.unwrap_or_else(|| hold(component, listener.address)))
-            .map_err(|error| io::Error::other(describe(&error)))?;
+        ports::steer(self.port(), |listener| {
+            steering.unwrap_or_else(|| hold(component, listener.address))
+        })
+        .map_err(|error| io::Error::other(describe(&error)))?;
         let group = look.table.on_port(self.port()).map(|listener| listener.inode).collect();
         self.steered = Some((steering.unwrap_or(Steering::Hold { own: None }), group, look.at));
         Ok(())
     }
 
     fn give_verdict(&self, verdict: Verdict) -> io::Result<()> {
-        files::write(&self.files.verdict(), verdict.file_content().as_bytes(), Attributes::mode(0o644))
+        files::write(
+            &self.files.verdict(),
+            verdict.file_content().as_bytes(),
+            Attributes::mode(0o644),
+        )
     }
 
     fn remove_manifest(&mut self, look: &Look) -> io::Result<()> {
@@ -333,36 +391,64 @@ impl ComponentWorld {
         let saved = self.original_sha256().unwrap_or_default();
         // somebody may have written it since the last look: what is not saved is not removed
         if sha256_hex(&std::fs::read(&path)?) != saved || sha256_hex(&std::fs::read(self.files.original())?) != saved {
-            return Err(io::Error::other(format!("{} has just been changed by somebody else", path.display())));
+            return Err(io::Error::other(format!(
+                "{} has just been changed by somebody else",
+                path.display()
+            )));
         }
         files::remove(&path)?;
         self.handing_since = Some(look.at);
-        self.remember(Memory { handed_over: true, error: None, ..self.memory.clone() })
+        self.remember(Memory {
+            handed_over: true,
+            error: None,
+            ..self.memory.clone()
+        })
     }
 
     fn put_original(&mut self, look: &Look) -> io::Result<()> {
-        let original = self.original.clone().ok_or_else(|| io::Error::other("no original manifest is saved"))?;
+        let original = self
+            .original
+            .clone()
+            .ok_or_else(|| io::Error::other("no original manifest is saved"))?;
         let bytes = std::fs::read(self.files.original())?;
         if sha256_hex(&bytes) != original.sha256 {
-            return Err(io::Error::other(format!("{} is damaged: its SHA-256 is not the saved one", self.files.original().display())));
+            return Err(io::Error::other(format!(
+                "{} is damaged: its SHA-256 is not the saved one",
+                self.files.original().display()
+            )));
         }
         files::write(&self.original_path()?, &bytes, Attributes::of(&original))?;
         self.handing_since = Some(look.at);
-        self.remember(Memory { handed_over: false, ..self.memory.clone() })
+        self.remember(Memory {
+            handed_over: false,
+            ..self.memory.clone()
+        })
     }
 
     fn put_sharing(&mut self, look: &Look) -> io::Result<()> {
-        let original = self.original.clone().ok_or_else(|| io::Error::other("no original manifest is saved"))?;
+        let original = self
+            .original
+            .clone()
+            .ok_or_else(|| io::Error::other("no original manifest is saved"))?;
         let bytes = std::fs::read(self.files.original())?;
         let variants = variants::build(self.component, &bytes).map_err(io::Error::other)?;
-        let attributes = Attributes { modified: None, ..Attributes::of(&original) };
+        let attributes = Attributes {
+            modified: None,
+            ..Attributes::of(&original)
+        };
         files::write(&self.original_path()?, variants.sharing.as_bytes(), attributes)?;
         self.handing_since = Some(look.at);
-        self.remember(Memory { handed_over: false, ..self.memory.clone() })
+        self.remember(Memory {
+            handed_over: false,
+            ..self.memory.clone()
+        })
     }
 
     fn original_path(&self) -> io::Result<PathBuf> {
-        let original = self.original.as_ref().ok_or_else(|| io::Error::other("no original manifest is saved"))?;
+        let original = self
+            .original
+            .as_ref()
+            .ok_or_else(|| io::Error::other("no original manifest is saved"))?;
         Ok(self.manifests.join(&original.file_name))
     }
 
@@ -380,13 +466,22 @@ impl ComponentWorld {
 /// What is to be remembered of a new wish; `None` when nothing changes.
 fn wish(memory: &Memory, stated: Option<Desired>) -> Option<Memory> {
     let given_up = memory.given_up.filter(|given_up| Some(*given_up) == stated);
-    let desired = if given_up.is_some() { memory.desired } else { stated.unwrap_or(memory.desired) };
+    let desired = if given_up.is_some() {
+        memory.desired
+    } else {
+        stated.unwrap_or(memory.desired)
+    };
     if given_up == memory.given_up && desired == memory.desired {
         return None;
     }
     // the error of an attempt is told until the next one begins
     let error = memory.error.clone().filter(|_| desired == memory.desired);
-    Some(Memory { desired, given_up, error, ..memory.clone() })
+    Some(Memory {
+        desired,
+        given_up,
+        error,
+        ..memory.clone()
+    })
 }
 
 fn owns_any(pid: u32, inodes: &HashSet<u64>) -> bool {
@@ -398,11 +493,17 @@ fn owns_any(pid: u32, inodes: &HashSet<u64>) -> bool {
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     match std::fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map(Some)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged: {error}", path.display()))),
+        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("{} is damaged: {error}", path.display()),
+            )
+        }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io::Error::new(error.kind(), format!("{} cannot be read: {error}", path.display()))),
+        Err(error) => Err(io::Error::new(
+            error.kind(),
+            format!("{} cannot be read: {error}", path.display()),
+        )),
     }
 }
 
@@ -449,14 +550,22 @@ mod tests {
 
     #[test]
     fn a_wish_that_was_given_up_waits_until_it_is_stated_anew() {
-        let memory = |desired, given_up| Memory { desired, given_up, ..Memory::default() };
+        let memory = |desired, given_up| Memory {
+            desired,
+            given_up,
+            ..Memory::default()
+        };
         for (before, stated, after) in [
             (memory(Static, None), Some(SelfHosted), Some(memory(SelfHosted, None))),
             (memory(SelfHosted, None), Some(SelfHosted), None),
             (memory(SelfHosted, None), None, None), // an absent annotation means: as the disk says
             (memory(Static, Some(SelfHosted)), Some(SelfHosted), None),
             (memory(Static, Some(SelfHosted)), None, Some(memory(Static, None))),
-            (memory(Static, Some(SelfHosted)), Some(Static), Some(memory(Static, None))),
+            (
+                memory(Static, Some(SelfHosted)),
+                Some(Static),
+                Some(memory(Static, None)),
+            ),
         ] {
             assert_eq!(wish(&before, stated), after, "{before:?} {stated:?}");
         }
