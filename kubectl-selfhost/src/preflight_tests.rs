@@ -146,8 +146,11 @@ impl World {
 const SCHEDULER: Component = Component::KubeScheduler;
 const APISERVER: Component = Component::KubeApiserver;
 
+/// Makes a fact.
+type Change = fn(&mut World);
+
 /// A fact, and words of the one refusal that it causes: of its object, of what is wrong, of the remedy.
-type Case = (&'static str, fn(&mut World), &'static str, &'static str, &'static str);
+type Case = (&'static str, Change, &'static str, &'static str, &'static str);
 
 const CASES: [Case; 17] = [
     (
@@ -325,7 +328,7 @@ fn each_fact_causes_its_own_refusal_and_no_other() {
 
 #[test]
 fn two_facts_cause_two_refusals() {
-    let with = |changes: &[fn(&mut World)]| {
+    let with = |changes: &[Change]| {
         let mut world = World::healthy();
         for change in changes {
             change(&mut world);
@@ -348,7 +351,7 @@ fn two_facts_cause_two_refusals() {
 
 #[test]
 fn what_is_allowed_just_so_is_not_refused() {
-    let allowed: [(&str, fn(&mut World)); 9] = [
+    let allowed: [(&str, Change); 9] = [
         ("another user in gap mode, where nothing is steered", |world| {
             world.original(APISERVER).pod["spec"]["securityContext"]["runAsUser"] = json!(65532);
             for plan in &mut world.plan.components {
