@@ -156,11 +156,12 @@ pub fn refused(plan: &Plan, printed: bool) -> Error {
 pub async fn convert(live: Live, options: &ConvertOptions, printer: &Printer) -> Result<()> {
     let planned = make_plan(live, options).await?;
     let width = printer.stdout_width().unwrap_or(100);
-    if options
+    let converted = options
         .components
         .iter()
-        .all(|component| is_converted(&planned.observation, *component))
-    {
+        .all(|component| is_converted(&planned.observation, *component));
+    let guard = planned.observation.node.guard.as_ref();
+    if converted && guard.is_some_and(|guard| guard.build == planned.binary.build) {
         let reporter = reporter(printer, options.output);
         reporter.note(&format!(
             "Node {} is self-hosted already: nothing to do",
@@ -168,11 +169,14 @@ pub async fn convert(live: Live, options: &ConvertOptions, printer: &Printer) ->
         ));
         return Ok(());
     }
+    if converted && options.output != OutputFormat::Json {
+        printer.note("the guard is of another build than this program, and is replaced by this one's");
+    }
     match (options.dry_run, options.output) {
         (DryRun::None, OutputFormat::Json) => {}
         (DryRun::Client | DryRun::Server, OutputFormat::Yaml) => printer.data(&daemon_sets_yaml(&planned.plan)?)?,
         (_, OutputFormat::Json) => {
-            shared::output::print(printer, options.output, &planned.plan, |_| Table::new(["COMPONENT"]))?
+            shared::output::print(printer, options.output, &planned.plan, |_| Table::new(["COMPONENT"]))?;
         }
         (DryRun::None, _) => printer.data(&render_summary(&planned.plan, width, printer.color_stdout()))?,
         _ => printer.data(&render_text(&planned.plan, width, printer.color_stdout()))?,
@@ -225,7 +229,7 @@ async fn try_on_server(planned: &Planned, printer: &Printer) -> Result<()> {
 async fn apply(planned: &Planned, options: &ConvertOptions, reporter: &dyn Reporter) -> Result<()> {
     let began = Instant::now();
     let node = "node";
-    reporter.begin(node, "executable, guard, copies of the manifests", 3);
+    reporter.begin(node, "node", 3);
     let prepared = prepare(planned, options, reporter).await;
     match &prepared {
         Ok(()) => reporter.finish(node, Outcome::Done, "the guard watches over this node"),
@@ -252,7 +256,7 @@ async fn hand_over_one(
     reporter: &dyn Reporter,
 ) -> Result<()> {
     let task = component.name();
-    reporter.begin(task, "static Pod to DaemonSet", hand_over::STEPS);
+    reporter.begin(task, task, hand_over::STEPS);
     if is_converted(&planned.observation, component) {
         reporter.finish(task, Outcome::Skipped, "self-hosted already");
         return Ok(());

@@ -348,7 +348,7 @@ pub fn awaited(report: &Report) -> String {
     let step = match (report.step.strip_prefix("waiting for "), report.step.as_str()) {
         (Some(awaited), _) => awaited.to_owned(),
         (None, "") => "the guard to see it".to_owned(),
-        (None, doing) => format!("the guard, which is {doing}"),
+        (None, doing) => format!("the guard ({doing})"),
     };
     match &report.error {
         Some(error) => format!("{step}; {error}"),

@@ -173,7 +173,7 @@ async fn apply(live: &Live, plan: &RevertPlan, options: RevertOptions, reporter:
     for component in &plan.components {
         let task = component.name();
         let began = Instant::now();
-        reporter.begin(task, "DaemonSet to static Pod", STEPS);
+        reporter.begin(task, task, STEPS);
         match back(live, *component, options, reporter).await {
             Ok(()) => reporter.finish(
                 task,
@@ -187,7 +187,7 @@ async fn apply(live: &Live, plan: &RevertPlan, options: RevertOptions, reporter:
         }
     }
     let task = "node";
-    reporter.begin(task, "removing what is ours", 3);
+    reporter.begin(task, "node", 3);
     match clean(live, reporter).await {
         Ok(()) => reporter.finish(task, Outcome::Done, "nothing of ours is left"),
         Err(error) => {

@@ -112,7 +112,10 @@ fn colours_are_all_that_differs_between_coloured_and_plain_text() {
 fn plan_as_json() {
     let plan = offline_plan(&kubeadm("v1.36"), &options()).unwrap();
     let json = serde_json::to_value(&plan).unwrap();
-    assert_eq!((&json["apiVersion"], &json["kind"]), (&"selfhost/v1".into(), &"Plan".into()));
+    assert_eq!(
+        (&json["apiVersion"], &json["kind"]),
+        (&"selfhost/v1".into(), &"Plan".into())
+    );
     assert_eq!(json["components"][2]["component"], "kube-apiserver");
     assert_eq!(json["components"][2]["state"], "static");
     assert_eq!(json["components"][2]["expectedGap"], "none");

@@ -114,7 +114,7 @@ struct NodeSide {
 
 const BUSY: Duration = Duration::from_millis(100);
 const WAITING: Duration = Duration::from_millis(200);
-const IDLE: Duration = Duration::from_secs(1);
+const IDLE: Duration = Duration::from_secs(2);
 
 impl NodeSide {
     fn open(options: &GuardOptions, exchange: Arc<Exchange>) -> io::Result<Self> {

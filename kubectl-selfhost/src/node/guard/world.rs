@@ -12,7 +12,7 @@ use crate::node::process::{ComponentProcess, Found, Processes};
 use crate::node::state::{ComponentFiles, Desired, ForeignManifest, Memory, Original, Verdict, fallback_file_name};
 use crate::node::steering::Steering;
 use crate::node::variants::{self, Endpoint};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -57,6 +57,8 @@ pub struct ComponentWorld {
     sharing: Option<String>,
     steered: Option<(Steering, HashSet<u64>, Instant)>,
     heard: Option<Instant>,
+    /// The listening socket of each process (id and start) that was seen to have one.
+    sockets: HashMap<(u32, u64), u64>,
     handing_since: Option<Instant>,
     grace: Duration,
     foreign: Option<ForeignManifest>,
@@ -84,6 +86,7 @@ impl ComponentWorld {
             sharing: None,
             steered: None,
             heard: None,
+            sockets: HashMap::new(),
             handing_since: None,
             grace,
             foreign: None,
@@ -156,7 +159,8 @@ impl ComponentWorld {
             .endpoint
             .map_or(self.component.default_port(), |endpoint| endpoint.port);
         let listening: HashSet<u64> = look.table.on_port(port).map(|listener| listener.inode).collect();
-        let listens = |process: &ComponentProcess| owns_any(process.pid, &listening);
+        let listeners = self.listeners(&mine, &listening);
+        let listens = |process: &ComponentProcess| listeners.contains(&process.pid);
 
         if mine.iter().any(|process| listens(process)) {
             self.heard = Some(look.at);
@@ -237,6 +241,27 @@ impl ComponentWorld {
         }
         self.last_manifest = Some((found.path.clone(), manifest));
         manifest
+    }
+
+    /// Which of the processes listen. An apiserver has a descriptor for each connection, so they are not gone through again
+    /// while the socket that a process was seen with is still there.
+    fn listeners(&mut self, mine: &[&ComponentProcess], listening: &HashSet<u64>) -> HashSet<u32> {
+        let before = std::mem::take(&mut self.sockets);
+        for process in mine {
+            let key = (process.pid, process.started);
+            let known = before.get(&key).copied().filter(|inode| listening.contains(inode));
+            let found = known.or_else(|| {
+                if listening.is_empty() {
+                    None
+                } else {
+                    listening_socket(process.pid, listening)
+                }
+            });
+            if let Some(inode) = found {
+                self.sockets.insert(key, inode);
+            }
+        }
+        self.sockets.keys().map(|(pid, _)| *pid).collect()
     }
 
     fn steered(&mut self, listening: &HashSet<u64>, now: Instant) -> Steered {
@@ -484,11 +509,13 @@ fn wish(memory: &Memory, stated: Option<Desired>) -> Option<Memory> {
     })
 }
 
-fn owns_any(pid: u32, inodes: &HashSet<u64>) -> bool {
-    !inodes.is_empty()
-        && Processes::new(Path::new("/proc"))
-            .sockets(pid)
-            .is_ok_and(|sockets| sockets.into_iter().any(|(_, inode)| inodes.contains(&inode)))
+/// The socket by which a process listens, if it is one of these.
+fn listening_socket(pid: u32, inodes: &HashSet<u64>) -> Option<u64> {
+    let sockets = Processes::new(Path::new("/proc")).sockets(pid).ok()?;
+    sockets
+        .into_iter()
+        .map(|(_, inode)| inode)
+        .find(|inode| inodes.contains(inode))
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
