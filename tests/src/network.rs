@@ -24,7 +24,7 @@ pub fn ensure(settings: &Settings, number: u8) -> Result<()> {
         let routes = must("ip", &["-4", "route", "show", &format!("{}.0/24", settings.subnet)])?;
         if !routes.stdout.trim().is_empty() {
             return Err(Error::new(format!("use the network {}.0/24", settings.subnet), format!("it is in use: {}", routes.stdout.trim()))
-                .hint("choose another one by the variable SELFHOST_LAB_SUBNET (in tests SELFHOST_TEST_LAB_SUBNET), such as 10.78.7"));
+                .hint("choose another one by the variable SELFHOST_LAB_SUBNET (SELFHOST_TEST_LAB_SUBNET in tests, SELFHOST_DEMO_LAB_SUBNET in the demo, SELFHOST_BENCH_LAB_SUBNET in the benchmark), such as 10.78.7"));
         }
         must("ip", &["link", "add", bridge, "type", "bridge"])?;
         must(

@@ -107,24 +107,34 @@ impl To<'_> {
 
     /// What clients noticed where nothing may fail but one request for each HTTP/1.1 connection.
     fn nothing_failed(&mut self, counts: &Counts) {
-        let note = counts.kinds.join("; ");
         let none = Target::AtMost(0.0);
+        let (new, http2, http1) = (
+            counts.kinds_over("new"),
+            counts.kinds_over("HTTP/2"),
+            counts.kinds_over("HTTP/1.1"),
+        );
         self.failed(
             "failed, new connections",
             counts.new.failed,
             counts.new.sent,
             none,
-            &note,
+            &new,
         );
-        self.failed("failed, kept HTTP/2", counts.http2.failed, counts.http2.sent, none, "");
-        let note = format!("{} failed in all", counts.http1.failed);
+        self.failed(
+            "failed, kept HTTP/2",
+            counts.http2.failed,
+            counts.http2.sent,
+            none,
+            &http2,
+        );
         let sent = counts.http1.sent;
+        let all = format!("{} failed in all {http1}", counts.http1.failed);
         self.failed(
             "failed, worst HTTP/1.1 connection",
             counts.http1_worst,
             sent,
             Target::AtMost(1.0),
-            &note,
+            all.trim_end(),
         );
         self.failed(
             "failed, HTTP/1.1, no connection",
@@ -476,14 +486,14 @@ fn named_trouble<'a>(troubles: &'a [Trouble], old: &str) -> Option<&'a Trouble> 
         .find(|t| t.pod != old && !t.pod.is_empty() && !t.reason.is_empty() && !t.last_log_line.is_empty())
 }
 
-/// Words that the last line of a wrong process has.
-fn expected_words(component: Component, mistake: Mistake) -> &'static str {
+/// Words that the last line of a wrong process has; `None` where it tries again and again and ends at last, each with words
+/// of its own.
+fn expected_words(component: Component, mistake: Mistake) -> Option<&'static str> {
     match mistake {
-        Mistake::UnknownFlag => "no-such-flag",
-        // It tries again and again, or has given up: both lines name no address in common but this.
-        Mistake::WrongBackend if component == APISERVER => "",
-        Mistake::WrongBackend => "no-such.conf",
-        Mistake::Hangs | Mistake::NeverBinds => "misbehaving on purpose",
+        Mistake::UnknownFlag => Some("no-such-flag"),
+        Mistake::WrongBackend if component == APISERVER => None,
+        Mistake::WrongBackend => Some("no-such.conf"),
+        Mistake::Hangs | Mistake::NeverBinds => Some("misbehaving on purpose"),
     }
 }
 

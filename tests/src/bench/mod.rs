@@ -47,7 +47,10 @@ pub fn run(settings: &Settings, options: &BenchOptions) -> Result<Vec<Figure>> {
     crate::packages::require_root("measure on a lab")?;
     let binary = match &options.binary {
         Some(binary) => binary.clone(),
-        None => static_binary::build_static()?,
+        None => {
+            say("building the plugin statically linked and optimised, where it has changed");
+            static_binary::build_static()?
+        }
     };
     let mut figures = Figures {
         all: Vec::new(),

@@ -102,6 +102,16 @@ pub struct Counts {
     pub kinds: Vec<String>,
 }
 
+impl Counts {
+    /// The commonest failures over one kind of connection, in one line; empty where nothing failed.
+    #[must_use]
+    pub fn kinds_over(&self, over: &str) -> String {
+        let prefix = format!("{over}: ");
+        let kinds: Vec<_> = self.kinds.iter().filter_map(|k| k.strip_prefix(&prefix)).collect();
+        kinds.join("; ")
+    }
+}
+
 impl Noticed {
     /// The numbers.
     #[must_use]
