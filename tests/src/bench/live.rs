@@ -452,12 +452,10 @@ fn bad_edit(
         .map(|t| format!("Pod {}: {}; {}", t.pod, t.reason, t.last_log_line))
         .unwrap_or_default();
     to.yes("status names Pod, reason, last line", trouble.is_some(), &note);
-    let right = trouble.is_some_and(|t| t.last_log_line.contains(expected_words(component, mistake)));
-    to.yes(
-        "the last line is the wrong Pod's",
-        right,
-        expected_words(component, mistake),
-    );
+    if let Some(words) = expected_words(component, mistake) {
+        let right = trouble.is_some_and(|t| t.last_log_line.contains(words));
+        to.yes("the last line is the wrong Pod's", right, words);
+    }
     let named = named.map(|n| n.as_secs_f64());
     to.put(
         "named after",
