@@ -68,6 +68,10 @@ impl Bad {
 
     fn check(&self, output: &Output, texts: &[&str], before: &Image) {
         let error = &output.stderr;
+        assert!(
+            !output.success(),
+            "nothing forbade it, and all that follows would be wrong: {texts:?}\n{error}"
+        );
         // Long lines may be folded; words are what counts.
         let flat = error.split_whitespace().collect::<Vec<_>>().join(" ");
         let mut wrong: Vec<_> = texts
@@ -353,9 +357,9 @@ fn objects_in_the_way(bad: &Bad) {
             "lower their CPU requests",
         ]);
     }
-    bad.kubectl(&["annotate", "node", "node1", "bad.x-k8s.io/machine=pool-7"]);
+    bad.kubectl(&["annotate", "node", "node1", "cluster.x-k8s.io/machine=pool-7"]);
     bad.refused(&["Node node1", "Cluster API Machine pool-7", "KubeadmControlPlane"]);
-    bad.kubectl(&["annotate", "node", "node1", "bad.x-k8s.io/machine-"]);
+    bad.kubectl(&["annotate", "node", "node1", "cluster.x-k8s.io/machine-"]);
 }
 
 /// Waits until controllers have seen an object, so that no change of theirs is taken for one of the plugin.

@@ -1,10 +1,10 @@
 //! A control plane there and back: conversion, reboot, revert, and what clients notice of it.
 
-use std::{fs, thread, time::Duration};
+use std::{fs, time::Duration};
 
 use serde_json::Value;
 
-use crate::support::{COMPONENTS, Cluster, Image, owners, say};
+use crate::support::{COMPONENTS, Cluster, Image, assert_no_failure, assert_one_gap, owners, say};
 
 const DEADLINE: Duration = Duration::from_secs(240);
 
@@ -62,13 +62,11 @@ fn looking_changes_nothing(cluster: &Cluster, before: &Image) {
 }
 
 fn converted(cluster: &Cluster) {
-    let meters = cluster.meters();
-    thread::sleep(Duration::from_secs(2));
-    let (success, events, stderr) = cluster.start(&["convert", "--yes"]).wait(DEADLINE);
-    let measured = meters.stop();
+    let convert = || cluster.start(&["convert", "--yes"]).wait(DEADLINE);
+    let ((success, events, stderr), noticed) = cluster.beside(convert);
     assert!(success, "{stderr}\n{events:#?}");
-    measured.assert_no_failure("convert");
-    for (lease, leader) in &measured.leaders.leases {
+    assert_no_failure("convert", &noticed);
+    for (lease, leader) in &noticed.leaders.leases {
         say(&format!(
             "{lease}: without a leader for {:.2} s",
             leader.longest_without_leader_s
@@ -173,13 +171,10 @@ fn reverted(cluster: &Cluster, before: &Image) {
     let unasked = cluster.selfhost(&["revert"]);
     assert!(!unasked.success() && unasked.stderr.contains("--yes"), "{unasked:?}");
     cluster.assert_self_hosted();
-
-    let meters = cluster.meters();
-    thread::sleep(Duration::from_secs(2));
-    let (success, events, stderr) = cluster.start(&["revert", "--yes"]).wait(DEADLINE);
-    let measured = meters.stop();
+    let revert = || cluster.start(&["revert", "--yes"]).wait(DEADLINE);
+    let ((success, events, stderr), noticed) = cluster.beside(revert);
     assert!(success, "{stderr}\n{events:#?}");
-    measured.assert_one_outage("revert", 15.0);
+    assert_one_gap("revert", &noticed);
     cluster.assert_untouched(before);
 }
 
@@ -243,10 +238,8 @@ fn somebody_writes_a_manifest(cluster: &Cluster) {
 }
 
 fn reverted_without_a_gap(cluster: &Cluster, before: &Image) {
-    let meters = cluster.meters();
-    thread::sleep(Duration::from_secs(2));
-    let reverted = cluster.must(&["revert", "--yes", "--keep-sharing"]);
-    meters.stop().assert_no_failure("revert --keep-sharing");
+    let (reverted, noticed) = cluster.beside(|| cluster.must(&["revert", "--yes", "--keep-sharing"]));
+    assert_no_failure("revert --keep-sharing", &noticed);
     assert!(
         reverted.stdout.contains("expected gap of the API: none"),
         "{reverted:?}"

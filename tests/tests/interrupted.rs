@@ -2,13 +2,12 @@
 
 use std::{
     collections::BTreeSet,
-    thread,
     time::{Duration, Instant, SystemTime},
 };
 
 use serde_json::Value;
 
-use crate::support::{Cluster, Image, Running, say};
+use crate::support::{Cluster, Image, Running, assert_no_failure, assert_one_gap, say};
 
 /// For one run; a run ends or has something to say long before.
 const DEADLINE: Duration = Duration::from_secs(240);
@@ -60,15 +59,14 @@ fn ended(run: &Running, seen: &mut BTreeSet<String>) -> bool {
 }
 
 fn killed_after_every_step_of_a_conversion(cluster: &Cluster) {
-    let meters = cluster.meters();
     let begin = Instant::now();
-    let killed = kill_after_every_step(cluster, &["convert", "--yes"]);
+    let (killed, noticed) = cluster.beside(|| kill_after_every_step(cluster, &["convert", "--yes"]));
     say(&format!(
         "converted with {killed} kills in {:.0} s",
         begin.elapsed().as_secs_f64()
     ));
     assert!(killed >= 9, "node 3, and each component at least 2 of its 4: {killed}");
-    meters.stop().assert_no_failure("convert, killed after every step");
+    assert_no_failure("convert, killed after every step", &noticed);
     cluster.assert_self_hosted();
 }
 
@@ -91,16 +89,13 @@ fn with_a_gap(cluster: &Cluster) {
             "the gap is announced: {component:#}"
         );
     }
-    let meters = cluster.meters();
-    thread::sleep(Duration::from_secs(2));
-    let converted = cluster.must(&["convert", "--yes", "--mode", "gap"]);
-    let measured = meters.stop();
+    let (converted, noticed) = cluster.beside(|| cluster.must(&["convert", "--yes", "--mode", "gap"]));
     assert!(
         converted.stdout.contains("about 3 s"),
         "the gap is announced: {}",
         converted.stdout
     );
-    measured.assert_one_outage("convert --mode gap", 15.0);
+    assert_one_gap("convert --mode gap", &noticed);
     cluster.assert_self_hosted();
 }
 
@@ -154,9 +149,8 @@ fn killed_at_random_while_it_reverts(cluster: &Cluster, before: &Image) {
 }
 
 fn killed_at_random_while_it_converts(cluster: &Cluster) {
-    let meters = cluster.meters();
-    kill_at_random(cluster, &["convert", "--yes"], 6);
-    meters.stop().assert_no_failure("convert, killed at random");
+    let ((), noticed) = cluster.beside(|| kill_at_random(cluster, &["convert", "--yes"], 6));
+    assert_no_failure("convert, killed at random", &noticed);
     cluster.assert_self_hosted();
 }
 

@@ -11,4 +11,5 @@ mod bad_input;
 mod convert;
 mod interrupted;
 mod lab;
+mod rolls;
 mod support;
