@@ -237,6 +237,9 @@ fn hand_over(o: &Observed) -> Decision {
 
 /// The process that is to take over runs: prove it, switch, pause, and then let the other one go.
 fn take_over(o: &Observed, then: Action) -> Decision {
+    if !o.proven && !o.silent_for.is_zero() {
+        return wait("waiting for a process to listen");
+    }
     if !o.proven {
         return match o.steered {
             Steered::Hold => wait("waiting for the new process to prove healthy itself"),

@@ -303,7 +303,7 @@ impl ComponentWorld {
         match action {
             Action::Nothing => Ok(()),
             Action::SaveOriginal => self.save_original(),
-            Action::Share => self.share(look),
+            Action::Share => self.share(),
             Action::Hold => self.steer(look, None),
             Action::Switch => self.steer(look, Some(Steering::Switch)),
             Action::Go => {
@@ -380,14 +380,10 @@ impl ComponentWorld {
             .map_or(self.component.default_port(), |endpoint| endpoint.port)
     }
 
-    fn share(&self, look: &Look) -> io::Result<()> {
-        let processes = look
-            .found
-            .components
-            .iter()
-            .filter(|process| process.component == self.component);
-        for process in processes {
-            ports::share(process.pid, self.port()).map_err(|error| io::Error::other(describe(&error)))?;
+    fn share(&self) -> io::Result<()> {
+        // those that were seen to listen: one that drains has no listener any more
+        for (pid, _) in self.sockets.keys() {
+            ports::share(*pid, self.port()).map_err(|error| io::Error::other(describe(&error)))?;
         }
         Ok(())
     }
