@@ -7,6 +7,7 @@ use crate::names::Component;
 use crate::node::await_port::describe;
 use crate::node::state::{ComponentFiles, Desired, Original, State};
 use crate::observe::{NodeFacts, Observation, node_facts, observe};
+use crate::patience;
 use crate::plan::{ComponentState, Snapshot};
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::core::v1::Node;
@@ -54,8 +55,15 @@ impl Live {
     pub async fn find(flags: &KubeFlags) -> Result<Self> {
         let local = local_node::find()?;
         let control_plane = connect(flags).await?;
-        let cluster_uid = control_plane.cluster_uid().await?;
-        let (node_name, node_uid) = kubelet_identity(&local).await?;
+        let cluster_uid = answer(&control_plane).await?;
+        let (node_name, node_uid) = if hand_over_may_be_on_its_way() {
+            patience::call("the API to say which Node this is", async || {
+                kubelet_identity(&local).await
+            })
+            .await?
+        } else {
+            kubelet_identity(&local).await?
+        };
         match control_plane.node(&node_name).await {
             Ok(node) if node.metadata.uid.as_deref() == Some(&node_uid) => {}
             Err(error) if !error.is_not_found() => return Err(error),
@@ -115,6 +123,23 @@ impl Live {
         }
         Ok(snapshot)
     }
+}
+
+/// The first answer of the API. On a node where a hand-over may be on its way it is waited for: an apiserver that is being put
+/// back answers nobody for a moment, and then refuses ordinary users for another.
+async fn answer(control_plane: &ControlPlane) -> Result<String> {
+    let first = match control_plane.cluster_uid().await {
+        Err(error) if error.is_retryable() && hand_over_may_be_on_its_way() => error,
+        other => return other,
+    };
+    let what = "the API of this node, whose apiserver may be on its way back";
+    patience::call(what, async || control_plane.cluster_uid().await)
+        .await
+        .map_err(|error| error.because(format!("the first answer was: {first}")))
+}
+
+fn hand_over_may_be_on_its_way() -> bool {
+    ComponentFiles::new(Component::KubeApiserver).memory().exists()
 }
 
 /// The original of a component as the guard saved it on this node; `None` when there is none that is whole.

@@ -282,7 +282,7 @@ fn admission(facts: &Facts<'_>) -> Vec<Refusal> {
             Refusal::new(
                 format!("Pods of {}", component.daemon_set_name()),
                 format!("would not be admitted to kube-system: {why}"),
-                "change the quota, policy or webhook that refuses them, or exclude kube-system from it",
+                "change the quota, LimitRange, policy or webhook that refuses them, or exclude kube-system from it",
             )
         })
         .collect()
