@@ -9,6 +9,7 @@
 
 mod bad_input;
 mod convert;
+mod demo;
 mod interrupted;
 mod lab;
 mod rolls;
