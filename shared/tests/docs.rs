@@ -242,6 +242,32 @@ fn the_readme_begins_with_two_commands_and_the_second_is_what_the_checks_run() {
     }
 }
 
+#[test]
+fn the_readme_asks_for_the_versions_that_are_needed() {
+    let readme = read("README.md");
+    let workspace = read("Cargo.toml");
+    let rust = workspace
+        .split_once("rust-version = \"")
+        .unwrap()
+        .1
+        .split('"')
+        .next()
+        .unwrap();
+    let numbers = |version: &str| -> Vec<u32> { version.split('.').map(|number| number.parse().unwrap()).collect() };
+    let modules = files("go.mod");
+    let go = modules
+        .iter()
+        .map(|path| {
+            let text = read(path);
+            let line = text.lines().find_map(|line| line.strip_prefix("go ")).unwrap();
+            line.to_owned()
+        })
+        .max_by_key(|version| numbers(version))
+        .unwrap();
+    let wanted = format!("[Rust](https://rustup.rs) {rust} and [Go](https://go.dev/dl/) {go} or newer");
+    assert!(readme.replace('\n', " ").contains(&wanted), "{wanted}");
+}
+
 // ---- the plugins ----
 
 /// The source of the command line.
@@ -362,7 +388,12 @@ fn the_table_of_the_guards_decisions_is_that_of_the_source() {
         .map(str::to_owned)
         .filter(|cell| cell != "words" && !cell.starts_with("---"))
         .collect();
-    assert_eq!(rows, words);
+    let missing: Vec<_> = words.difference(&rows).collect();
+    let surplus: Vec<_> = rows.difference(&words).collect();
+    assert!(
+        missing.is_empty() && surplus.is_empty(),
+        "missing {missing:?}, surplus {surplus:?}"
+    );
     let source = read("kubectl-selfhost/src/node/guard/machine.rs");
     let actions = source
         .split_once("pub enum Action {")
