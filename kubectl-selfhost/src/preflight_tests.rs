@@ -210,7 +210,7 @@ const CASES: [Case; 17] = [
                 "policy".into(),
                 "/etc/kubernetes/policy.yaml".into(),
                 "is not there".into(),
-            ))
+            ));
         },
         "/etc/kubernetes/policy.yaml",
         "is not there, and the volume policy of kube-apiserver needs it",
@@ -364,7 +364,7 @@ fn what_is_allowed_just_so_is_not_refused() {
             pod["spec"]["containers"][0]["securityContext"]["runAsUser"] = json!(0);
         }),
         ("as much CPU as is needed", |world| {
-            world.observation.requested_cpu = 1750
+            world.observation.requested_cpu = 1750;
         }),
         ("a node that does not tell its CPU", |world| {
             world.node(|node| node["status"]["allocatable"] = json!({}));
@@ -380,7 +380,7 @@ fn what_is_allowed_just_so_is_not_refused() {
             world.observation.node.desired.insert(SCHEDULER, Desired::Static);
         }),
         ("an original that was edited, and nobody wishes anything", |world| {
-            world.saved(SCHEDULER, &"ab".repeat(32))
+            world.saved(SCHEDULER, &"ab".repeat(32));
         }),
         ("a saved original of a component whose manifest is out", |world| {
             world.saved(SCHEDULER, &"ab".repeat(32));
