@@ -87,7 +87,8 @@ impl Reporter for Lines {
                 ..Task::default()
             },
         );
-        self.line(task, title);
+        // a title that is the task's name would say it twice
+        self.line(task, if title == task { "begins" } else { title });
     }
 
     fn waiting(&self, task: &str, what: &str) {
