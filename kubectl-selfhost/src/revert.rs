@@ -136,6 +136,7 @@ pub async fn revert(live: &Live, options: RevertOptions, printer: &Printer) -> R
         return Ok(());
     }
     guard_must_be_there(&observation, &plan)?;
+    no_roll_may_be_on_its_way(&observation, &plan)?;
     prompt::confirm(
         printer,
         &format!("Revert the control plane of Node {}?", live.node_name),
@@ -152,6 +153,32 @@ pub async fn revert(live: &Live, options: RevertOptions, printer: &Printer) -> R
 
 fn has_entries(directory: &Path) -> bool {
     std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
+}
+
+/// A roll that is on its way, or stuck, must end first: two Pods of a component leave the port at different times, and a
+/// process that hangs keeps it from the static Pod for its whole grace.
+fn no_roll_may_be_on_its_way(observation: &Observation, plan: &RevertPlan) -> Result<()> {
+    for component in &plan.components {
+        let pods = observation.pods.get(component).map(Vec::as_slice).unwrap_or_default();
+        let mine: Vec<&str> = pods
+            .iter()
+            .filter(|pod| !pod.mirror && !pod.terminating)
+            .map(|pod| pod.name.as_str())
+            .collect();
+        if mine.len() > 1 {
+            let name = component.daemon_set_name();
+            return Err(Error::refused(format!(
+                "DaemonSet {name} is in the middle of a roll on Node {}",
+                plan.node
+            ))
+            .because(format!("its Pods are {}", mine.join(" and ")))
+            .hint(format!(
+                "wait until the roll is done, or undo it: kubectl -n kube-system rollout undo daemonset/{name}"
+            ))
+            .hint("nothing was changed"));
+        }
+    }
+    Ok(())
 }
 
 fn guard_must_be_there(observation: &Observation, plan: &RevertPlan) -> Result<()> {
@@ -371,4 +398,94 @@ fn guard_runs() -> bool {
             && arguments.get(1).map(String::as_str) == Some("node")
             && arguments.get(2).map(String::as_str) == Some("guard")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::{NodeFacts, PodFacts};
+    use std::collections::BTreeMap;
+
+    fn pod(name: &str, mirror: bool, terminating: bool) -> PodFacts {
+        PodFacts {
+            name: name.into(),
+            mirror,
+            terminating,
+            ready: true,
+            awaiting: false,
+            restarts: 0,
+            image: String::new(),
+            trouble: None,
+            container: String::new(),
+            ended: false,
+        }
+    }
+
+    fn observation(pods: Vec<PodFacts>) -> Observation {
+        let gated = vec![Component::KubeApiserver];
+        Observation {
+            node: NodeFacts {
+                name: "cp-1".into(),
+                gated,
+                marked: true,
+                ..NodeFacts::default()
+            },
+            pods: BTreeMap::from([(Component::KubeApiserver, pods)]),
+            guard_pod: None,
+            daemon_sets: BTreeMap::new(),
+            leaders: BTreeMap::new(),
+            requested_cpu: 0,
+        }
+    }
+
+    #[test]
+    fn a_roll_that_is_on_its_way_ends_first() {
+        for (pods, refused) in [
+            (vec![pod("a", false, false)], false),
+            (vec![pod("a", false, false), pod("b", false, true)], false),
+            (vec![pod("a", false, false), pod("m", true, false)], false),
+            (vec![pod("a", false, false), pod("b", false, false)], true),
+        ] {
+            let observation = observation(pods);
+            let plan = plan(&observation, false, true);
+            let result = no_roll_may_be_on_its_way(&observation, &plan);
+            assert_eq!(result.is_err(), refused);
+            if let Err(error) = result {
+                assert!(
+                    error.hints()[0].contains("rollout undo daemonset/self-hosted-kube-apiserver"),
+                    "{error}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_is_converted_goes_back_and_the_gap_is_announced() {
+        let converted = observation(vec![pod("a", false, false)]);
+        let with_gap = plan(&converted, false, true);
+        assert_eq!(with_gap.components, [Component::KubeApiserver]);
+        assert_eq!(
+            with_gap.clean,
+            [Component::KubeScheduler, Component::KubeControllerManager]
+        );
+        assert!(with_gap.expected_gap.starts_with("one"));
+        assert_eq!(plan(&converted, true, true).expected_gap, "none");
+        let mut untouched = observation(Vec::new());
+        untouched.node = NodeFacts {
+            name: "cp-1".into(),
+            ..NodeFacts::default()
+        };
+        assert!(plan(&untouched, false, false).is_empty());
+        assert!(
+            !plan(&untouched, false, true).is_empty(),
+            "files of an earlier attempt are removed"
+        );
+    }
+
+    #[test]
+    fn without_its_guard_a_converted_node_cannot_go_back() {
+        let converted = observation(vec![pod("a", false, false)]);
+        let error = guard_must_be_there(&converted, &plan(&converted, false, true)).unwrap_err();
+        assert!(error.to_string().contains("selfhost-guard-cp-1"), "{error}");
+    }
 }

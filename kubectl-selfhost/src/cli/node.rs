@@ -282,9 +282,11 @@ fn run_probe(args: &ProbeArgs) -> Result<()> {
                 note_ready(args, at_ms);
                 return Ok(());
             }
-            Err(_) if !held => {
-                // A container that starts again, in a Pod whose init container ran long ago, must not be met before it
-                // has proved itself. A port that cannot be steered is told when it matters: at the switch.
+            // A container that starts again, in a Pod whose init container ran long ago, must not be met before it has
+            // proved itself. Only before it listens: later the oldest listener, to which everything would go, may be this
+            // very process, when the good one has started again since. A port that cannot be steered is told when it
+            // matters: at the switch.
+            Err(probe::ProbeError::NotListening(_)) if !held => {
                 held = ports::steer(args.port, |listener| hold(args.component, listener.address)).is_ok();
             }
             Err(error) if left <= PROBE_INTERVAL => return Err(unhealthy(describe(&error))),
