@@ -148,7 +148,7 @@ impl To<'_> {
 
     /// What clients noticed where one gap is allowed, of at most so many seconds.
     fn one_gap(&mut self, counts: &Counts, most: f64) {
-        let note = counts.kinds.join("; ");
+        let note = counts.kinds_over("new");
         self.failed(
             "failed, new connections",
             counts.new.failed,
