@@ -7,11 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{lab, settings::Settings};
 
 static LABS: Mutex<Vec<Settings>> = Mutex::new(Vec::new());
+static CHILDREN: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static HANDLER: Once = Once::new();
 
@@ -32,6 +34,20 @@ pub fn release(settings: &Settings) {
     LABS.lock()
         .unwrap_or_else(PoisonError::into_inner)
         .retain(|s| s.name != settings.name);
+}
+
+/// From now on, a signal also ends this child. A signal from a terminal reaches it anyway, one sent to this process alone
+/// does not.
+pub fn ends_with_us(child: i32) {
+    CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).push(child);
+}
+
+/// The child has ended, or is about to be.
+pub fn ends_by_itself(child: i32) {
+    CHILDREN
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .retain(|c| *c != child);
 }
 
 /// Blocks for ever once a signal has come: whoever would start something now must not, as it would outlive the clean-up.
@@ -77,6 +93,10 @@ fn handle() {
         return;
     }
     INTERRUPTED.store(true, Ordering::SeqCst);
+    for child in CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        // One that has ended meanwhile is fine too.
+        let _ = Pid::from_raw(*child).map(|pid| kill_process(pid, Signal::KILL));
+    }
     let labs = LABS.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let clean = thread::Builder::new().name(HANDLER_NAME.to_owned()).spawn(move || {
         for settings in &labs {

@@ -13,7 +13,10 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, de::DeserializeOwned};
 
-use crate::error::{Context, Error, Result};
+use crate::{
+    error::{Context, Error, Result},
+    interrupt,
+};
 
 /// Failures of one kind.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -202,6 +205,7 @@ impl<R: DeserializeOwned> Meter<R> {
             .stderr(Stdio::piped())
             .spawn()
             .what(what)?;
+        i32::try_from(child.id()).into_iter().for_each(interrupt::ends_with_us);
         let (lines, said) = mpsc::channel();
         let stderr = child.stderr.take();
         thread::spawn(move || {
@@ -269,6 +273,9 @@ impl<R: DeserializeOwned> Meter<R> {
 
 impl<R> Drop for Meter<R> {
     fn drop(&mut self) {
+        i32::try_from(self.child.id())
+            .into_iter()
+            .for_each(interrupt::ends_by_itself);
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -3,14 +3,13 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    os::unix::process::CommandExt,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process};
 use tests::{
     lab::mounts_below,
     network,
@@ -30,23 +29,42 @@ fn settings() -> Settings {
     .unwrap()
 }
 
+/// A demo that is interrupted when the test fails, so that it does not go on alone.
+struct Demo(Child);
+
+impl Demo {
+    /// By a signal to it alone: at a terminal, Ctrl-C would reach the programs that it has started as well.
+    fn interrupt(&self) {
+        let pid = Pid::from_raw(i32::try_from(self.0.id()).unwrap()).unwrap();
+        kill_process(pid, Signal::INT).unwrap();
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        if self.0.try_wait().is_ok_and(|ended| ended.is_none()) {
+            self.interrupt();
+            let _ = self.0.wait();
+        }
+    }
+}
+
 #[test]
 fn the_demo_takes_everything_down_when_it_is_interrupted_in_the_middle_of_a_conversion() {
     let binary = static_binary::build_static().unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_demo"))
+    let child = Command::new(env!("CARGO_BIN_EXE_demo"))
         .arg("--binary")
         .arg(&binary)
         .env("SELFHOST_DEMO_LAB_NAME", NAME)
         .env("SELFHOST_DEMO_LAB_SUBNET", SUBNET)
-        // As at a terminal, where Ctrl-C reaches all programs of the command.
-        .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let mut demo = Demo(child);
     let (lines, said) = mpsc::channel();
-    let stderr = BufReader::new(child.stderr.take().unwrap());
+    let stderr = BufReader::new(demo.0.stderr.take().unwrap());
     thread::spawn(move || {
         for line in stderr.lines().map_while(Result::ok) {
             // Nobody listens after a failure.
@@ -74,12 +92,16 @@ fn the_demo_takes_everything_down_when_it_is_interrupted_in_the_middle_of_a_conv
     );
     let namespace = namespace.unwrap();
     assert!(network::processes(namespace).len() > 6, "the cluster runs");
+    let meters = mentioning(settings().state.to_str().unwrap());
+    assert!(
+        meters.iter().any(|l| l.contains(" probe ")),
+        "the meters run: {meters:?}"
+    );
 
-    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-    kill_process_group(pid, Signal::INT).unwrap();
+    demo.interrupt();
     let begin = Instant::now();
     let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
+        if let Some(status) = demo.0.try_wait().unwrap() {
             break status;
         }
         assert!(begin.elapsed() < Duration::from_secs(90), "it has not ended");
@@ -94,6 +116,21 @@ fn the_demo_takes_everything_down_when_it_is_interrupted_in_the_middle_of_a_conv
     assert_eq!(network::interfaces(&settings), [""; 0]);
     assert_eq!(mounts_below(&settings.state), [""; 0]);
     assert!(!settings.state.exists());
+    assert_eq!(
+        mentioning(settings.state.to_str().unwrap()),
+        [""; 0],
+        "meters have ended, too"
+    );
+}
+
+/// Command lines of the processes that name a path.
+fn mentioning(path: &str) -> Vec<String> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let lines = entries.filter_map(|e| fs::read(e.path().join("cmdline")).ok());
+    lines
+        .map(|l| String::from_utf8_lossy(&l).replace('\0', " "))
+        .filter(|l| l.contains(path))
+        .collect()
 }
 
 #[test]
