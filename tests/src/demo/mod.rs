@@ -136,14 +136,9 @@ impl Demo<'_> {
             "Each static Pod hands its port over to a Pod of a DaemonSet. Nobody is to notice.",
         );
         self.measured("convert", Allowed::Nothing, |narrator, operator| {
-            let plan = narrator.during_bars("converting", || {
+            narrator.during_bars("converting", || {
                 operator.selfhost_on_terminal(&["convert", "--yes"], COMMAND_DEADLINE)
             })?;
-            let summary = plan.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
-            narrator.say(&format!(
-                "(The plan has {} lines and ends: {summary})",
-                plan.lines().count()
-            ));
             must_be(operator, "self-hosted")
         })?;
         self.show_status()
@@ -221,12 +216,9 @@ impl Demo<'_> {
             .lab()
             .file(1, "/etc/kubernetes/manifests/kube-apiserver.yaml")?;
         self.measured("revert", Allowed::OneGap(LONGEST_GAP), |narrator, operator| {
-            let plan = narrator.during_bars("reverting", || {
+            narrator.during_bars("reverting", || {
                 operator.selfhost_on_terminal(&["revert", "--yes"], COMMAND_DEADLINE)
             })?;
-            if let Some(gap) = plan.lines().find(|line| line.contains("gap")) {
-                narrator.say(&format!("(It had said: {gap})"));
-            }
             must_be(operator, "static")
         })?;
         must_exist(&before)

@@ -112,23 +112,20 @@ impl<'a> Operator<'a> {
         Ok((output.checked(&format!("kubectl selfhost {}", args.join(" ")))?, took))
     }
 
-    /// Runs the plugin on the node with this process's terminal as its standard error, so that bars move there. Its
-    /// standard output goes into a file.
+    /// Runs the plugin on the node with this process's terminal as its output, so that its bars move there.
     ///
     /// # Errors
     /// It fails or does not end within `deadline`.
-    pub fn selfhost_on_terminal(&self, args: &[&str], deadline: Duration) -> Result<String> {
+    pub fn selfhost_on_terminal(&self, args: &[&str], deadline: Duration) -> Result<()> {
         let path = self.lab.install_selfhost(NODE, &self.binary)?;
         let what = format!("kubectl selfhost {}", args.join(" "));
-        let stdout = self.lab.settings().state.join("stdout");
-        let file = fs::File::create(&stdout).what(|| format!("write {}", stdout.display()))?;
         let mut command = self.lab.command(NODE, &[&[path.as_str()], args].concat())?;
-        command.stdin(Stdio::null()).stdout(file);
-        let status = run_to_its_end(&mut command, &what, deadline)?;
-        if !status.success() {
-            return Err(Error::new(what, format!("{status}; why is told above")));
+        let status = run_to_its_end(command.stdin(Stdio::null()), &what, deadline)?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(Error::new(what, format!("{status}; why is told above")))
         }
-        fs::read_to_string(&stdout).what(|| format!("read {}", stdout.display()))
     }
 
     /// What `status -o json` says.
