@@ -144,6 +144,7 @@ impl To<'_> {
             "",
         );
         self.seconds("slowest request", counts.slowest, Target::Known);
+        self.load();
     }
 
     /// What clients noticed where one gap is allowed, of at most so many seconds.
@@ -165,6 +166,21 @@ impl To<'_> {
         #[expect(clippy::cast_precision_loss, reason = "nobody sees 2^52 gaps")]
         let disturbances = counts.disturbances as f64;
         self.put("gaps", Some(disturbances), None, Unit::Count, Target::AtMost(1.0), "");
+        self.load();
+    }
+
+    /// How busy the machine was: times are worth little where more processes want to run than there are cores.
+    fn load(&mut self) {
+        let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let load = text.split(' ').next().and_then(|first| first.parse().ok());
+        self.put(
+            "load average of the machine",
+            load,
+            None,
+            Unit::Count,
+            Target::Known,
+            "over a minute",
+        );
     }
 
     fn endpoints(&mut self, noticed: &Noticed, target: Target) {
