@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 use tests::command::Output;
 
-use crate::support::{Cluster, Image, MANIFESTS, say};
+use crate::support::{Cluster, Image, MANIFESTS, flat, say};
 
 #[test]
 fn bad_input_gets_a_clear_error_and_changes_nothing() {
@@ -72,8 +72,7 @@ impl Bad {
             !output.success(),
             "nothing forbade it, and all that follows would be wrong: {texts:?}\n{error}"
         );
-        // Long lines may be folded; words are what counts.
-        let flat = error.split_whitespace().collect::<Vec<_>>().join(" ");
+        let flat = flat(output);
         let mut wrong: Vec<_> = texts
             .iter()
             .filter(|text| !flat.contains(**text))
@@ -83,12 +82,12 @@ impl Bad {
         if !matches!(output.status.code(), Some(1 | 2)) || !error.starts_with("error: ") || error.contains("panicked") {
             wrong.push(format!("no clear error: {}", output.status));
         }
-        if !error.contains("\nhint: ") {
+        if !flat.contains(" hint: ") {
             wrong.push("no hint".to_owned());
         }
         wrong.extend(before.changes(&self.image()));
         if !wrong.is_empty() {
-            let all = format!("expected {texts:?}: {}\n{error}", wrong.join("; "));
+            let all = format!("expected {texts:?}: {}\n{}\n{error}", wrong.join("; "), output.stdout);
             say(&all);
             self.wrong.borrow_mut().push(all);
         }

@@ -305,6 +305,12 @@ pub(crate) fn owners(pods: &[Value]) -> String {
     pods.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
+/// All that a run wrote, without line ends: the plan's text is folded.
+pub(crate) fn flat(output: &Output) -> String {
+    let all = format!("{} {}", output.stdout, output.stderr);
+    all.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 pub(crate) fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
