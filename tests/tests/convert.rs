@@ -4,7 +4,10 @@ use std::{fs, time::Duration};
 
 use serde_json::Value;
 
-use crate::support::{COMPONENTS, Cluster, Image, assert_no_failure, assert_one_gap, flat, owners, say};
+use crate::{
+    image::Image,
+    support::{COMPONENTS, Cluster, assert_no_failure, assert_one_gap, flat, owners, say},
+};
 
 const DEADLINE: Duration = Duration::from_secs(240);
 

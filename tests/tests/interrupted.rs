@@ -8,7 +8,11 @@ use std::{
 
 use serde_json::Value;
 
-use crate::support::{Cluster, Image, Running, assert_no_failure, assert_one_gap, say};
+use crate::{
+    image::Image,
+    running::Running,
+    support::{Cluster, assert_no_failure, assert_one_gap, say},
+};
 
 /// For one run; a run ends or has something to say long before.
 const DEADLINE: Duration = Duration::from_secs(240);
@@ -38,7 +42,7 @@ fn kill_after_every_step(cluster: &Cluster, args: &[&str]) -> usize {
     for killed in 0..40 {
         let run = cluster.start(args);
         if ended(&run, &mut seen) {
-            finish(cluster, run, args);
+            finish(run);
             return killed;
         }
         run.kill();
@@ -46,25 +50,10 @@ fn kill_after_every_step(cluster: &Cluster, args: &[&str]) -> usize {
     panic!("no run of {args:?} ends: {seen:#?}");
 }
 
-/// Waits for the end of a run, which must be a good one. In the gap that a revert announces there is no API to talk to: the
-/// error says so, and the next run is one when it is over.
-fn finish(cluster: &Cluster, run: Running, args: &[&str]) {
+/// Waits for the end of a run, which must be a good one.
+fn finish(run: Running) {
     let (success, events, stderr) = run.wait(DEADLINE);
-    if success {
-        return;
-    }
-    assert!(
-        args.first() == Some(&"revert") && stderr.contains("cannot be reached"),
-        "{args:?}: {stderr}\n{events:#?}"
-    );
-    say("the API is away: once more when it is back");
-    cluster.wait("the API to be back after the gap", 60, || {
-        let ready = ["get", "--raw", "/readyz", "--request-timeout=2s"];
-        let output = cluster.lab.kubectl(&ready).unwrap();
-        if output.success() { Ok(()) } else { Err(output.stderr) }
-    });
-    let (success, events, stderr) = cluster.start(args).wait(DEADLINE);
-    assert!(success, "{args:?}: {stderr}\n{events:#?}");
+    assert!(success, "{stderr}\n{events:#?}");
 }
 
 /// Reads until the end, or a step that is not in `seen`.
@@ -170,7 +159,7 @@ fn kill_at_random(cluster: &Cluster, args: &[&str], kills: u32) {
         ));
         run.kill();
     }
-    finish(cluster, cluster.start(args), args);
+    finish(cluster.start(args));
 }
 
 fn killed_at_random_while_it_reverts(cluster: &Cluster, before: &Image) {
@@ -196,10 +185,8 @@ fn turned_round_on_the_way(cluster: &Cluster, before: &Image) {
     run.kill();
     // The scheduler is static by now, and a conversion begins with Pods that are Ready only.
     cluster.lab.wait_ready(DEADLINE).unwrap();
-    let (success, events, stderr) = cluster.start(&["convert", "--yes"]).wait(DEADLINE);
-    assert!(success, "{stderr}\n{events:#?}");
+    finish(cluster.start(&["convert", "--yes"]));
     cluster.assert_self_hosted();
-    let (success, events, stderr) = cluster.start(&["revert", "--yes"]).wait(DEADLINE);
-    assert!(success, "{stderr}\n{events:#?}");
+    finish(cluster.start(&["revert", "--yes"]));
     cluster.assert_untouched(before);
 }

@@ -8,9 +8,12 @@
 )]
 
 mod bad_input;
+mod bad_manifests;
 mod convert;
 mod demo;
+mod image;
 mod interrupted;
 mod lab;
 mod rolls;
+mod running;
 mod support;

@@ -1,21 +1,15 @@
-//! What the end-to-end tests have in common: a node with the plugin, an image of all that the plugin may change, meters, and
-//! runs that can be killed.
+//! What the end-to-end tests have in common: a cluster of one node with the plugin on it, and what is to be true of it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     fs,
-    io::{BufRead, BufReader, Read},
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    process::{Child, Stdio},
-    sync::{OnceLock, mpsc},
+    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 pub(crate) use tests::cache::say;
 use tests::{
     Lab, Options,
@@ -27,11 +21,11 @@ use tests::{
     static_binary,
 };
 
+use crate::{image::Image, running::Running};
+
 /// The components in the order of a conversion.
 pub(crate) const COMPONENTS: [&str; 3] = ["kube-scheduler", "kube-controller-manager", "kube-apiserver"];
 pub(crate) const MANIFESTS: &str = "/etc/kubernetes/manifests";
-/// Prefix of the plugin's labels and annotations.
-const PREFIX: &str = "selfhost.node-restriction.kubernetes.io";
 
 /// The plugin under test: built from this checkout, or the file named by `SELFHOST_TEST_BINARY`, such as one of a release.
 fn binary() -> &'static Path {
@@ -60,11 +54,13 @@ impl Cluster {
         let begin = Instant::now();
         let output = self.lab.selfhost(1, binary(), args).unwrap();
         let seconds = begin.elapsed().as_secs_f64();
-        say(&format!(
-            "kubectl selfhost {}: {}, {seconds:.1} s",
-            args.join(" "),
-            output.status
-        ));
+        if args.first() != Some(&"status") {
+            say(&format!(
+                "kubectl selfhost {}: {}, {seconds:.1} s",
+                args.join(" "),
+                output.status
+            ));
+        }
         output
     }
 
@@ -143,35 +139,9 @@ impl Cluster {
         pods["items"].as_array().unwrap().clone()
     }
 
-    /// Everything that the plugin may change, each with a text that differs when it was changed.
+    /// Everything that the plugin may change.
     pub(crate) fn image(&self) -> Image {
-        let mut image = BTreeMap::new();
-        for directory in [MANIFESTS, "/opt/selfhost", "/var/lib/selfhost"] {
-            add_files(&mut image, directory, &self.file(directory));
-        }
-        // Where the harness puts the plugin itself.
-        image.retain(|path, _| !path.starts_with("/opt/selfhost/cli"));
-        let kinds = "daemonsets,secrets,controllerrevisions,pods,poddisruptionbudgets,roles,rolebindings";
-        for object in self.get(&[kinds, "-n", "kube-system"])["items"].as_array().unwrap() {
-            let metadata = &object["metadata"];
-            // Those of static Pods come and go with the kubelet.
-            if metadata["annotations"].get("kubernetes.io/config.mirror").is_some() {
-                continue;
-            }
-            let generation = &metadata["generation"];
-            image.insert(
-                format!("{} {}", object["kind"], metadata["name"]),
-                format!("{} {generation} {}", metadata["uid"], metadata["resourceVersion"]),
-            );
-        }
-        let node = self.get(&["node", "node1"]);
-        for kind in ["labels", "annotations"] {
-            for (key, value) in node["metadata"][kind].as_object().into_iter().flatten() {
-                image.insert(format!("{kind} {key}"), value.to_string());
-            }
-        }
-        image.insert("taints".to_owned(), node["spec"]["taints"].to_string());
-        Image(image)
+        Image::of(self)
     }
 
     /// All three run from their DaemonSets, one Pod and one process of each, with the guard and without any fallback.
@@ -222,15 +192,7 @@ impl Cluster {
     pub(crate) fn assert_untouched(&self, before: &Image) {
         self.lab.wait_ready(Duration::from_secs(60)).unwrap();
         before.assert_same(&self.image());
-        assert_eq!(
-            before
-                .0
-                .keys()
-                .filter(|key| key.contains("selfhost") || key.contains("self-hosted"))
-                .count(),
-            0,
-            "{before:#?}"
-        );
+        assert_eq!(before.marks(), 0, "{before:#?}");
         for directory in ["/opt/selfhost/bin", "/var/lib/selfhost"] {
             let entries = fs::read_dir(self.file(directory))
                 .map(Iterator::count)
@@ -348,63 +310,6 @@ impl Drop for Frozen {
     }
 }
 
-/// See [`Cluster::image`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Image(BTreeMap<String, String>);
-
-impl Image {
-    /// Fails with what differs.
-    pub(crate) fn assert_same(&self, after: &Self) {
-        let changes = self.changes(after);
-        assert!(changes.is_empty(), "something was changed:\n{}", changes.join("\n"));
-    }
-
-    /// What differs, in words.
-    pub(crate) fn changes(&self, after: &Self) -> Vec<String> {
-        let keys: BTreeSet<_> = self.0.keys().chain(after.0.keys()).collect();
-        keys.into_iter()
-            .filter(|key| self.0.get(*key) != after.0.get(*key))
-            .map(|key| format!("{key}: {:?} -> {:?}", self.0.get(key), after.0.get(key)))
-            .collect()
-    }
-
-    /// The image but for these.
-    pub(crate) fn without(&self, keys: &[String]) -> Self {
-        Self(
-            self.0
-                .iter()
-                .filter(|(key, _)| !keys.contains(key))
-                .map(|(k, v)| (k.clone(), v.clone()))
-                .collect(),
-        )
-    }
-
-    /// What the plugin has written on the Node.
-    pub(crate) fn marks(&self) -> usize {
-        self.0.keys().filter(|key| key.contains(PREFIX)).count()
-    }
-}
-
-fn add_files(image: &mut BTreeMap<String, String>, name: &str, path: &Path) {
-    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-        let (path, name) = (entry.path(), format!("{name}/{}", entry.file_name().to_string_lossy()));
-        // It may go at any moment.
-        let Ok(metadata) = fs::symlink_metadata(&path) else {
-            continue;
-        };
-        let (mode, uid, gid) = (metadata.mode(), metadata.uid(), metadata.gid());
-        let mut text = format!("{mode:o} {uid}:{gid}");
-        if metadata.is_dir() {
-            add_files(image, &name, &path);
-        } else {
-            let sum: [u8; 32] = Sha256::digest(fs::read(&path).unwrap_or_default()).into();
-            let sum: String = sum.iter().map(|b| format!("{b:02x}")).collect();
-            text = format!("{text} {}.{:09} {sum}", metadata.mtime(), metadata.mtime_nsec());
-        }
-        image.insert(name, text);
-    }
-}
-
 /// No new connection failed, and no request over HTTP/2; over HTTP/1.1 at most one for each connection.
 pub(crate) fn assert_no_failure(what: &str, noticed: &Noticed) {
     let counts = noticed.counts();
@@ -437,108 +342,13 @@ pub(crate) fn assert_no_failure(what: &str, noticed: &Noticed) {
 /// New connections failed for one short time, from the first failure to the last: one start of a component. How long it is
 /// on a machine with nothing else to do is the benchmark's affair; here others may be at work.
 pub(crate) fn assert_one_gap(what: &str, noticed: &Noticed) {
-    let counts = noticed.counts();
-    let (failed, length) = (counts.new, counts.longest_disturbance);
-    say(&format!("{what}: new connections {failed:?} within {length:.2} s"));
-    assert_eq!(
-        counts.disturbances, 1,
-        "{what}: it is announced, and is seen: {counts:#?}\n{:#?}",
-        noticed.probe.gaps
-    );
-    assert!(length <= 15.0, "{what}: {counts:#?}\n{:#?}", noticed.probe.gaps);
-}
-
-/// The plugin while it runs.
-pub(crate) struct Running {
-    child: Child,
-    stdout: mpsc::Receiver<String>,
-    stderr: mpsc::Receiver<String>,
-}
-
-impl Running {
-    fn spawn(mut command: std::process::Command) -> Self {
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (lines, stdout) = mpsc::channel();
-        let pipe = child.stdout.take().unwrap();
-        thread::spawn(move || {
-            for line in BufReader::new(pipe).lines().map_while(std::io::Result::ok) {
-                let _ = lines.send(line);
-            }
-        });
-        let (text, stderr) = mpsc::channel();
-        let mut pipe = child.stderr.take().unwrap();
-        thread::spawn(move || {
-            let mut all = String::new();
-            let _ = pipe.read_to_string(&mut all);
-            let _ = text.send(all);
-        });
-        Self { child, stdout, stderr }
-    }
-
-    /// The next event; `None` when the plugin has ended, or when the deadline has passed without one.
-    pub(crate) fn event_within(&self, deadline: Duration) -> Result<Option<Value>, mpsc::RecvTimeoutError> {
-        match self.stdout.recv_timeout(deadline) {
-            Ok(line) => {
-                let event: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
-                assert!(event["time"].is_string() && event["event"].is_string(), "{line}");
-                Ok(Some(event))
-            }
-            Err(mpsc::RecvTimeoutError::Disconnected) => Ok(None),
-            Err(timeout) => Err(timeout),
-        }
-    }
-
-    /// Kills it by SIGKILL. The process that the harness started only stands for it: it runs in the node's namespaces.
-    pub(crate) fn kill(mut self) {
-        let child = self.child.id();
-        let found = children(child);
-        assert!(
-            !found.is_empty() || self.child.try_wait().unwrap().is_some(),
-            "no process of the plugin"
-        );
-        for pid in found {
-            // It may have ended just now.
-            let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
-        }
-        self.child.wait().unwrap();
-    }
-
-    /// Waits for its end: whether it succeeded, its events, and what it wrote to stderr.
-    pub(crate) fn wait(mut self, deadline: Duration) -> (bool, Vec<Value>, String) {
-        let end = Instant::now() + deadline;
-        let mut events = Vec::new();
-        loop {
-            match self.event_within(end.saturating_duration_since(Instant::now())) {
-                Ok(Some(event)) => events.push(event),
-                Ok(None) => break,
-                Err(_) => {
-                    let last = events.last().cloned();
-                    self.kill();
-                    panic!("not ended after {} s, last: {last:?}", deadline.as_secs());
-                }
-            }
-        }
-        let status = self.child.wait().unwrap();
-        let stderr = self.stderr.recv_timeout(Duration::from_secs(5)).unwrap_or_default();
-        (status.success(), events, stderr)
-    }
-}
-
-/// PIDs of the children of a process: field 4 of `/proc/PID/stat`, see proc(5).
-pub(crate) fn children(parent: u32) -> Vec<i32> {
-    let entries = fs::read_dir("/proc").unwrap().flatten();
-    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(|pid| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace());
-        fields
-            .and_then(|mut f| f.nth(1).map(|p| p == parent.to_string()))
-            .unwrap_or_default()
-    })
-    .collect()
+    let (probe, gaps) = (&noticed.probe, &noticed.probe.gaps);
+    let ends = gaps.first().zip(gaps.last());
+    let (first, last) = ends.unwrap_or_else(|| panic!("{what}: the gap is announced, and none was seen: {probe:#?}"));
+    let length = last.start + last.length - first.start;
+    say(&format!(
+        "{what}: {} of {} new connections failed within {length:.2} s",
+        probe.failed, probe.requests
+    ));
+    assert!(length <= 15.0 && !last.open, "{what}: {probe:#?}");
 }
