@@ -43,8 +43,8 @@ pub struct Pod {
     pub deleting: bool,
     /// How often its containers were started again.
     pub restarts: u64,
-    /// Hash of the template it was made from.
-    pub revision: String,
+    /// For a static Pod's mirror: hash of the manifest it runs from. An API that was away shows the Pod from before.
+    pub manifest_hash: String,
 }
 
 impl Pod {
@@ -61,7 +61,7 @@ impl Pod {
                 .iter()
                 .filter_map(|c| c["restartCount"].as_u64())
                 .sum(),
-            revision: text("/metadata/labels/controller-revision-hash"),
+            manifest_hash: text("/metadata/annotations/kubernetes.io~1config.hash"),
         }
     }
 }
@@ -272,6 +272,33 @@ impl<'a> Operator<'a> {
         )
     }
 
+    /// Waits until kube-scheduler and kube-controller-manager have leaders that renew their Leases. An outage of the API makes
+    /// both give up and start anew, after a back-off.
+    ///
+    /// # Errors
+    /// They do not come to that.
+    pub fn await_leaders(&self) -> Result<()> {
+        let renewed = |name: &str| -> Result<std::result::Result<String, String>> {
+            Ok(self.get(&["lease", name])?.map(|l| l["spec"]["renewTime"].to_string()))
+        };
+        for name in [Component::KubeScheduler, Component::KubeControllerManager].map(Component::name) {
+            let mut first = None;
+            // The back-off of the kubelet is 5 minutes at most.
+            wait_for(&format!("{name} to lead"), Duration::from_secs(360), 4 * EVERY, || {
+                Ok(match (&first, renewed(name)?) {
+                    (_, Err(e)) => Err(e),
+                    (Some(known), Ok(now)) if *known != now => Ok(()),
+                    (Some(_), Ok(now)) => Err(format!("it renewed its Lease last at {now}")),
+                    (None, Ok(now)) => {
+                        first = Some(now);
+                        Err("its Lease was read once".to_owned())
+                    }
+                })
+            })?;
+        }
+        Ok(())
+    }
+
     /// Gives a flag a value in a component's DaemonSet, waits until the roll is over, and makes sure that the process has it.
     ///
     /// # Errors
@@ -339,9 +366,12 @@ impl<'a> Operator<'a> {
     pub fn edit_manifest(&self, component: Component, text: &str, flag: &str, value: Option<&str>) -> Result<()> {
         let path = self.manifest(component)?;
         let before = self.lab.pids(NODE, component.name())?;
+        let name = format!("{component}-node1");
+        let what = || format!("read Pod {name}");
+        let mirror = self.get(&["pod", &name])?.map_err(|e| Error::new(what(), e))?;
+        let hash = Pod::from_json(&mirror).manifest_hash;
         fs::write(&path, text).what(|| format!("write {}", path.display()))?;
         let what = format!("the static Pod of {component} to run from its edited manifest");
-        let name = format!("{component}-node1");
         wait_for(&what, ROLL_DEADLINE, EVERY, || {
             let now = self.lab.pids(NODE, component.name())?;
             if now.iter().any(|pid| before.contains(pid)) {
@@ -358,7 +388,9 @@ impl<'a> Operator<'a> {
             }
             Ok(self.get(&["pod", &name])?.and_then(|pod| {
                 let pod = Pod::from_json(&pod);
-                if pod.ready && !pod.deleting {
+                if pod.manifest_hash == hash {
+                    Err(format!("Pod {name} is still the one from before"))
+                } else if pod.ready && !pod.deleting {
                     Ok(())
                 } else {
                     Err(format!("Pod {name} is not ready"))
@@ -366,7 +398,8 @@ impl<'a> Operator<'a> {
             }))
         })?;
         self.lab.wait_ready(Duration::from_secs(120))?;
-        self.await_endpoints()
+        self.await_endpoints()?;
+        self.await_leaders()
     }
 
     /// PID of the guard on the machine.
@@ -540,7 +573,7 @@ mod tests {
             ready,
             deleting,
             restarts: 0,
-            revision: "r".into(),
+            manifest_hash: "h".into(),
         }
     }
 
@@ -567,7 +600,7 @@ mod tests {
     #[test]
     fn a_pod_is_read_from_what_the_api_says() {
         let read = Pod::from_json(&json!({
-            "metadata": {"name": "p", "uid": "u", "labels": {"controller-revision-hash": "r"}},
+            "metadata": {"name": "p", "uid": "u", "annotations": {"kubernetes.io/config.hash": "h"}},
             "status": {"conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [{"restartCount": 2}, {"restartCount": 1}]},
         }));
         assert_eq!(
