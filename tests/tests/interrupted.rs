@@ -30,9 +30,10 @@ fn killed_at_random_and_run_again_it_comes_to_the_same_end() {
     let cluster = Cluster::up();
     let before = cluster.image();
     killed_at_random_while_it_converts(&cluster);
+    turned_round_on_the_way(&cluster);
     killed_at_random_while_it_reverts(&cluster, &before);
     with_a_gap(&cluster);
-    turned_round_on_the_way(&cluster, &before);
+    another_mode_on_the_way(&cluster, &before);
 }
 
 /// Runs the plugin again and again, and kills it right after each step that no run before has reported, until one run comes
@@ -173,8 +174,24 @@ fn killed_at_random_while_it_converts(cluster: &Cluster) {
     cluster.assert_self_hosted();
 }
 
-/// A revert that is killed may be followed by a conversion, and one that is killed by a revert.
-fn turned_round_on_the_way(cluster: &Cluster, before: &Image) {
+/// A revert that is killed on its way may be followed by a conversion.
+fn turned_round_on_the_way(cluster: &Cluster) {
+    revert_the_scheduler_only(cluster);
+    finish(cluster.start(&["convert", "--yes"]));
+    cluster.assert_self_hosted();
+}
+
+/// The DaemonSet that the gap's conversion made is still there, and no Pod of it serves.
+fn another_mode_on_the_way(cluster: &Cluster, before: &Image) {
+    revert_the_scheduler_only(cluster);
+    finish(cluster.start(&["convert", "--yes"]));
+    cluster.assert_self_hosted();
+    finish(cluster.start(&["revert", "--yes"]));
+    cluster.assert_untouched(before);
+}
+
+/// Kills a revert when it has begun with the second component.
+fn revert_the_scheduler_only(cluster: &Cluster) {
     let run = cluster.start(&["revert", "--yes"]);
     let reached = |event: &Value| event["event"] == "step" && event["task"] == "kube-controller-manager";
     while let Ok(Some(event)) = run.event_within(DEADLINE) {
@@ -183,10 +200,8 @@ fn turned_round_on_the_way(cluster: &Cluster, before: &Image) {
         }
     }
     run.kill();
-    // The scheduler is static by now, and a conversion begins with Pods that are Ready only.
+    // A conversion begins with static Pods that are Ready only.
     cluster.lab.wait_ready(DEADLINE).unwrap();
-    finish(cluster.start(&["convert", "--yes"]));
-    cluster.assert_self_hosted();
-    finish(cluster.start(&["revert", "--yes"]));
-    cluster.assert_untouched(before);
+    let status = cluster.component("kube-scheduler");
+    assert_eq!(status["state"], "static", "{status:#}");
 }
