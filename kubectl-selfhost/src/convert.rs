@@ -7,7 +7,7 @@ use crate::mutators::{FeatureGates, Mode};
 use crate::names::{Component, GUARD};
 use crate::node::state::Desired;
 use crate::node::trial;
-use crate::observe::Observation;
+use crate::observe::{DaemonSetFacts, Observation, daemon_set_facts};
 use crate::patience;
 use crate::plan::{ComponentState, Plan, PlanOptions, Snapshot, plan};
 use crate::preflight;
@@ -262,18 +262,22 @@ async fn hand_over_one(
         return Ok(());
     }
     let began = Instant::now();
-    let existing = planned.observation.daemon_sets.contains_key(&component);
+    let existing = planned.observation.daemon_sets.get(&component);
     let daemon_set = planned
         .plan
         .components
         .iter()
         .find(|plan| plan.component == component)
         .and_then(|plan| plan.daemon_set.as_ref());
+    // one that serves is the user's, who may have edited it; one that does not is this program's business
+    let serves = planned.snapshot.state(component) != ComponentState::Static;
+    let outdated = !serves && existing.is_some_and(|existing| daemon_set.and_then(facts_of) != Some(existing.clone()));
     let hand_over = HandOver {
         control_plane: &planned.live.control_plane,
         node: &planned.live.node_name,
         component,
-        daemon_set: daemon_set.filter(|_| !existing),
+        daemon_set: daemon_set.filter(|_| existing.is_none() || outdated),
+        outdated,
         desired: match options.mode {
             ModeChoice::Steered => Desired::SelfHosted,
             ModeChoice::Gap => Desired::SelfHostedGap,
@@ -293,6 +297,11 @@ async fn hand_over_one(
             Err(error)
         }
     }
+}
+
+fn facts_of(daemon_set: &serde_json::Value) -> Option<DaemonSetFacts> {
+    let daemon_set = serde_json::from_value(daemon_set.clone()).ok()?;
+    Some(daemon_set_facts(&daemon_set))
 }
 
 /// Executable and guard on the node, originals in the cluster: nothing of it touches a component.
@@ -377,4 +386,42 @@ async fn save_originals(planned: &Planned) -> Result<()> {
         live.control_plane.save_originals(&live.node_name, &files).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon_set::build_daemon_set;
+    use crate::mutators::{default_mutators, test_support};
+
+    fn facts(mode: Mode, build: &str, original: &str) -> DaemonSetFacts {
+        let component = Component::KubeScheduler;
+        let context = crate::mutators::Context {
+            mode,
+            build: build.into(),
+            original_sha256: Some(original.into()),
+            ..test_support::context(component)
+        };
+        let pod = serde_json::json!({"spec": {"hostNetwork": true, "containers": [{
+            "name": "kube-scheduler", "image": "i", "command": ["kube-scheduler"], "livenessProbe": {"httpGet": {"port": 10259}}}]}});
+        facts_of(&build_daemon_set(component, &pod, &default_mutators(component, &mode), &context).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_daemon_set_of_another_mode_build_or_original_is_another_one() {
+        let this = facts(Mode::Steered, "b1", "o1");
+        assert!(this.ours && !this.gap);
+        assert_eq!(
+            (this.build.as_deref(), this.original.as_deref()),
+            (Some("b1"), Some("o1"))
+        );
+        assert_eq!(this, facts(Mode::Steered, "b1", "o1"));
+        for other in [
+            facts(Mode::Gap, "b1", "o1"),
+            facts(Mode::Steered, "b2", "o1"),
+            facts(Mode::Steered, "b1", "o2"),
+        ] {
+            assert_ne!(this, other);
+        }
+    }
 }

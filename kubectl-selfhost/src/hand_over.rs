@@ -36,6 +36,8 @@ pub struct HandOver<'a> {
     pub component: Component,
     /// Its DaemonSet as planned; absent when it exists and this run only carries on.
     pub daemon_set: Option<&'a Value>,
+    /// A DaemonSet that an earlier run left is there, for another mode, manifest or executable, and none of its Pods serves.
+    pub outdated: bool,
     /// With or without a gap.
     pub desired: Desired,
 }
@@ -81,6 +83,9 @@ impl HandOver<'_> {
 
     async fn forward(&self, reporter: &dyn Reporter) -> Result<()> {
         let (control_plane, component) = (self.control_plane, self.component);
+        if self.outdated {
+            self.take_away(reporter).await?;
+        }
         if let Some(daemon_set) = self.daemon_set {
             reporter.waiting(self.task(), "the DaemonSet to be applied");
             control_plane.create_daemon_set(daemon_set, false).await?;
@@ -117,6 +122,39 @@ impl HandOver<'_> {
         }
         reporter.step(self.task(), "the old process is gone");
         Ok(())
+    }
+
+    /// Takes an outdated DaemonSet away, with its Pods, which only wait.
+    async fn take_away(&self, reporter: &dyn Reporter) -> Result<()> {
+        let component = self.component;
+        self.patch(&[], &[(component.gate_label(), None)]).await?;
+        let name = component.daemon_set_name();
+        patience::call(&format!("DaemonSet {name} to be deleted"), async || {
+            self.control_plane.delete_daemon_set(component).await
+        })
+        .await?;
+        let what = format!("DaemonSet {name}, which an earlier run left, to go");
+        wait::until(
+            &what,
+            Duration::from_secs(60),
+            INTERVAL,
+            self.waiting_for(reporter),
+            async || {
+                tolerate(
+                    async {
+                        let pods = self.control_plane.self_hosted_pods(component).await?.len();
+                        Ok(match self.control_plane.daemon_set(component).await? {
+                            None if pods == 0 => Poll::Ready(()),
+                            _ => Poll::Pending(format!(
+                                "DaemonSet {name} of an earlier run and {pods} Pods of it to go"
+                            )),
+                        })
+                    }
+                    .await,
+                )
+            },
+        )
+        .await
     }
 
     async fn await_pod(&self, reporter: &dyn Reporter) -> Result<()> {

@@ -67,7 +67,7 @@ pub struct NodeFacts {
 }
 
 /// A DaemonSet of one of our names.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DaemonSetFacts {
     /// Whether we made it.
     pub ours: bool,
@@ -136,7 +136,9 @@ pub async fn observe(control_plane: &ControlPlane, node: &str) -> Result<Observa
     Ok(observation)
 }
 
-fn daemon_set_facts(daemon_set: &k8s_openapi::api::apps::v1::DaemonSet) -> DaemonSetFacts {
+/// Reduces a DaemonSet.
+#[must_use]
+pub fn daemon_set_facts(daemon_set: &k8s_openapi::api::apps::v1::DaemonSet) -> DaemonSetFacts {
     let annotations = daemon_set.metadata.annotations.clone().unwrap_or_default();
     let spec = Some(&daemon_set.spec);
     let strategy = spec
