@@ -98,8 +98,10 @@ impl HandOver<'_> {
         self.await_pod(reporter).await?;
         reporter.step(self.task(), "its Pod waits on the node");
 
-        let leader = patience::call("the Lease to be read", async || {
-            leadership::holder(control_plane, component).await
+        // where its Pod serves already, the one who leads is to stay: nothing is handed over any more
+        let leader = patience::call("the Lease to be read", async || match self.report().await? {
+            Some(report) if report.state == State::SelfHosted => Ok(None),
+            _ => leadership::holder(control_plane, component).await,
         })
         .await?;
         let saved = match component {
