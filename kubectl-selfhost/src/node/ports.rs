@@ -9,6 +9,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 /// Why a port could not be shared or steered.
@@ -69,34 +70,12 @@ pub fn read_net_table() -> Result<NetTable, PortError> {
 /// # Errors
 /// When the process does not listen there, or a call is refused.
 pub fn share(pid: u32, port: u16) -> Result<usize, PortError> {
-    let table = read_net_table()?;
-    let inodes: Vec<u64> = table.on_port(port).map(|listener| listener.inode).collect();
-    let descriptors = Processes::new(Path::new("/proc"))
-        .sockets(pid)
-        .map_err(|source| PortError::Unreadable {
-            what: format!("/proc/{pid}/fd"),
-            source,
-        })?;
-    let process = i32::try_from(pid)
-        .ok()
-        .and_then(Pid::from_raw)
-        .ok_or(PortError::NotItsPort { pid, port })?;
-    let process = pidfd_open(process, PidfdFlags::empty()).map_err(|e| refused("pidfd_open")(e.into()))?;
-    let mut changed = 0;
-    for (descriptor, inode) in descriptors {
-        if inodes.contains(&inode) {
-            let socket = pidfd_getfd(&process, descriptor, PidfdGetfdFlags::empty())
-                .map_err(|e| refused("pidfd_getfd")(e.into()))?;
-            rustix::net::sockopt::set_socket_reuseport(&socket, true)
-                .map_err(|e| refused("setsockopt(SO_REUSEPORT)")(e.into()))?;
-            changed += 1;
-        }
+    let sockets = listening_sockets(pid, port)?;
+    for socket in &sockets {
+        rustix::net::sockopt::set_socket_reuseport(socket, true)
+            .map_err(|e| refused("setsockopt(SO_REUSEPORT)")(e.into()))?;
     }
-    if changed == 0 {
-        Err(PortError::NotItsPort { pid, port })
-    } else {
-        Ok(changed)
-    }
+    Ok(sockets.len())
 }
 
 /// Whether the listening sockets of a process share their port already.
@@ -104,6 +83,18 @@ pub fn share(pid: u32, port: u16) -> Result<usize, PortError> {
 /// # Errors
 /// As [`share`].
 pub fn is_shared(pid: u32, port: u16) -> Result<bool, PortError> {
+    for socket in listening_sockets(pid, port)? {
+        if !rustix::net::sockopt::socket_reuseport(&socket)
+            .map_err(|e| refused("getsockopt(SO_REUSEPORT)")(e.into()))?
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Duplicates of the sockets by which a process listens on a port; there is at least one.
+fn listening_sockets(pid: u32, port: u16) -> Result<Vec<OwnedFd>, PortError> {
     let table = read_net_table()?;
     let inodes: Vec<u64> = table.on_port(port).map(|listener| listener.inode).collect();
     let descriptors = Processes::new(Path::new("/proc"))
@@ -117,17 +108,18 @@ pub fn is_shared(pid: u32, port: u16) -> Result<bool, PortError> {
         .and_then(Pid::from_raw)
         .ok_or(PortError::NotItsPort { pid, port })?;
     let process = pidfd_open(process, PidfdFlags::empty()).map_err(|e| refused("pidfd_open")(e.into()))?;
-    let mut shared = None;
+    let mut sockets = Vec::new();
     for (descriptor, inode) in descriptors {
         if inodes.contains(&inode) {
-            let socket = pidfd_getfd(&process, descriptor, PidfdGetfdFlags::empty())
-                .map_err(|e| refused("pidfd_getfd")(e.into()))?;
-            let this = rustix::net::sockopt::socket_reuseport(&socket)
-                .map_err(|e| refused("getsockopt(SO_REUSEPORT)")(e.into()))?;
-            shared = Some(shared.unwrap_or(true) && this);
+            let socket = pidfd_getfd(&process, descriptor, PidfdGetfdFlags::empty());
+            sockets.push(socket.map_err(|e| refused("pidfd_getfd")(e.into()))?);
         }
     }
-    shared.ok_or(PortError::NotItsPort { pid, port })
+    if sockets.is_empty() {
+        Err(PortError::NotItsPort { pid, port })
+    } else {
+        Ok(sockets)
+    }
 }
 
 /// Steers every group of listeners on a port. Nothing to do, and no error, where nothing listens.

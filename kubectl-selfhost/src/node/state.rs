@@ -278,12 +278,6 @@ impl ComponentFiles {
     }
 }
 
-/// File name of a component's fallback in the manifest directory.
-#[must_use]
-pub fn fallback_file_name(component: Component) -> String {
-    format!("selfhost-fallback-{}.yaml", component.name())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,7 @@
 
 use super::files::{self, Attributes};
 use super::machine::{Action, Manifest, Observed, Steered};
+use crate::fallback::fallback_file_name;
 use crate::manifest::sha256_hex;
 use crate::names::{Component, Role};
 use crate::node::await_port::{describe, hold};
@@ -9,7 +10,7 @@ use crate::node::net_table::NetTable;
 use crate::node::ports;
 use crate::node::probe::{self, Probe};
 use crate::node::process::{ComponentProcess, Found, Processes};
-use crate::node::state::{ComponentFiles, Desired, ForeignManifest, Memory, Original, Verdict, fallback_file_name};
+use crate::node::state::{ComponentFiles, Desired, ForeignManifest, Memory, Original, Verdict};
 use crate::node::steering::Steering;
 use crate::node::variants::{self, Endpoint};
 use std::collections::{HashMap, HashSet};
