@@ -1,25 +1,32 @@
-//! `kubectl selfhost convert`: preflight, plan, confirmation, installation, hand-overs, summary.
+//! `kubectl selfhost convert`: preflight, plan, confirmation, installation, hand-overs, summary; node by node.
 
+use crate::cluster_plan::{ClusterPlan, ClusterPlanOptions, NodeInput, NodePlan, describe, order, plan_cluster};
+use crate::component_state::{component_state, is_converted};
+use crate::diff::diff;
+use crate::fleet::Fleet;
 use crate::hand_over::{self, HandOver};
-use crate::install::{self, NodeBinary};
-use crate::live::{Live, is_converted};
 use crate::mutators::{FeatureGates, Mode};
 use crate::names::{Component, GUARD};
 use crate::node::state::Desired;
-use crate::node::trial;
-use crate::observe::{DaemonSetFacts, Observation, daemon_set_facts};
+use crate::observe::{DaemonSetFacts, Observation, daemon_set_facts, node_facts};
 use crate::patience;
-use crate::plan::{ComponentState, Plan, PlanOptions, Snapshot, plan};
-use crate::preflight;
+use crate::plan::{ComponentState, Plan, Snapshot};
+use crate::preflight::{self, ClusterFacts};
 use crate::refusal::Refusal;
-use crate::render::{daemon_sets_yaml, render_summary, render_text};
+use crate::render::{cluster_daemon_sets_yaml, render_cluster_summary, render_cluster_text};
+use crate::run_lock::RunLock;
+use crate::survey::Survey;
+use crate::target::Target;
 use shared::output::{DryRun, OutputFormat};
 use shared::progress::{Outcome, Reporter, reporter};
 use shared::table::Table;
 use shared::wait::{self, Poll};
 use shared::{Error, Printer, Result, prompt};
 use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 
 /// How ports are handed over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -42,106 +49,277 @@ pub struct ConvertOptions {
     pub yes: bool,
     /// Change nothing.
     pub dry_run: DryRun,
+    /// One DaemonSet for each node and component.
+    pub per_node: bool,
     /// How to print.
     pub output: OutputFormat,
     /// Feature gates.
     pub feature_gates: FeatureGates,
 }
 
-/// A plan for this node, with everything that it was made from.
+/// A node that is to be converted, with everything that its plan was made from.
 #[derive(Debug)]
-pub struct Planned {
-    /// The node.
-    pub live: Live,
+pub struct PlannedNode {
+    /// How it is reached.
+    pub target: Target,
     /// What the API showed.
     pub observation: Observation,
     /// What the manifest directory held.
     pub snapshot: Snapshot,
-    /// Our executable.
-    pub binary: NodeBinary,
-    /// What would be done.
-    pub plan: Plan,
+    /// What the node itself showed; absent where nothing is to be done.
+    pub survey: Option<Survey>,
 }
 
-/// Looks at the node and its cluster, and plans. Nothing is changed.
+impl PlannedNode {
+    /// Whether all of it is converted already, and guarded by this very program.
+    fn is_done(&self, options: &ConvertOptions) -> bool {
+        let guard = self.observation.node.guard.as_ref();
+        is_all_converted(&self.observation, options)
+            && guard.is_some_and(|guard| guard.build == self.target.binary.build)
+    }
+}
+
+fn is_all_converted(observation: &Observation, options: &ConvertOptions) -> bool {
+    options.components.iter().all(|component| is_converted(observation, *component))
+}
+
+/// A plan for a cluster, with everything that it was made from.
+#[derive(Debug)]
+pub struct Planned {
+    /// The cluster.
+    pub fleet: Fleet,
+    /// The nodes, in the order of the conversion.
+    pub nodes: Vec<PlannedNode>,
+    /// What would be done.
+    pub plan: ClusterPlan,
+}
+
+/// Looks at the nodes and their cluster, and plans. Nothing is changed: nodes elsewhere are looked at through helper Pods,
+/// which are removed again.
 ///
 /// # Errors
-/// When the node or the API cannot be looked at. What forbids a conversion is in the plan, not an error.
-pub async fn make_plan(live: Live, options: &ConvertOptions) -> Result<Planned> {
-    let binary = NodeBinary::of_this_process()?;
-    let observation = live.observe().await?;
-    let snapshot = live.snapshot(&observation)?;
+/// When a node or the API cannot be looked at. What forbids a conversion is in the plan, not an error.
+pub async fn make_plan(fleet: Fleet, options: &ConvertOptions, looking: impl Fn(&str)) -> Result<Planned> {
+    let control_plane = fleet.control_plane.clone();
+    let burdens = burdens(&fleet).await?;
+    let names = fleet.selected().iter().map(|seen| seen.node.name.clone()).collect();
+    let mut targets = Vec::new();
+    for name in order(names, &burdens) {
+        if let Some(observation) = fleet.observations.iter().find(|seen| seen.node.name == name) {
+            targets.push((fleet.target(observation)?, observation.clone()));
+        }
+    }
+    if targets.is_empty() {
+        return Err(Error::refused(format!("no static Pod of a control plane was found in the cluster at {}", control_plane.cluster.server))
+            .because("no Pod in kube-system carries the label component=kube-apiserver, as kubeadm's do")
+            .hint("only control planes of static Pods can be converted: see whether this is the right cluster"));
+    }
+    let to_do = |observation: &Observation| !is_all_converted(observation, options);
+    let away: Vec<&Target> = targets
+        .iter()
+        .filter(|(target, seen)| target.is_away() && to_do(seen))
+        .map(|(target, _)| target)
+        .collect();
+    let mut facts = ClusterFacts::default();
+    if targets.iter().any(|(_, seen)| to_do(seen)) {
+        facts = preflight::gather_cluster(&control_plane, &away).await?;
+    }
+    let mut early: Vec<Refusal> = preflight::cluster_refusals(&facts);
+    for (_, seen) in targets.iter().filter(|(_, seen)| to_do(seen)) {
+        early.extend(preflight::node(seen));
+    }
+    if !early.is_empty() && !away.is_empty() {
+        // no helper would get there
+        let mut plan = ClusterPlan::new(Vec::new());
+        plan.refusals = early;
+        return Ok(Planned {
+            fleet,
+            nodes: Vec::new(),
+            plan,
+        });
+    }
+    let mut nodes = Vec::new();
+    for (target, observation) in targets {
+        let survey = if to_do(&observation) {
+            looking(&format!("looking at Node {}", target.node_name));
+            Some(target.survey().await?)
+        } else {
+            None
+        };
+        nodes.push(PlannedNode {
+            snapshot: snapshot(&observation, survey.as_ref()),
+            target,
+            observation,
+            survey,
+        });
+    }
     let mode = match options.mode {
         ModeChoice::Steered => Mode::Steered,
         ModeChoice::Gap => Mode::Gap,
     };
-    let apiservers = live
-        .control_plane
-        .pods("component=kube-apiserver,tier=control-plane")
-        .await?;
-    let nodes: std::collections::BTreeSet<String> = apiservers
-        .into_iter()
-        .filter_map(|pod| pod.spec.and_then(|spec| spec.node_name))
-        .collect();
-    let plan_options = PlanOptions {
+    let plan_options = ClusterPlanOptions {
         components: options.components.clone(),
         mode,
-        node_address: observation
-            .node
-            .address
-            .as_ref()
-            .and_then(|address| address.parse().ok()),
-        single_node: nodes.len() <= 1,
+        per_node: options.per_node,
+        single_node: fleet.observations.len() <= 1,
         feature_gates: options.feature_gates.clone(),
-        ..PlanOptions::new(binary.build.clone())
     };
-    let mut plan = plan(&snapshot, &plan_options);
-    if nodes.len() > 1 {
-        plan.refusals.push(Refusal::new(
-            format!("cluster {}", live.control_plane.cluster.server),
-            format!(
-                "has {} control-plane nodes, and this version converts clusters of one",
-                nodes.len()
-            ),
-            "wait for a version that converts several nodes",
-        ));
-    }
-    let converted = options
-        .components
+    let inputs: Vec<NodeInput> = nodes.iter().map(input).collect();
+    let mut plan = plan_cluster(&inputs, &plan_options);
+    let daemon_sets = plan
+        .nodes
         .iter()
-        .all(|component| is_converted(&observation, *component));
-    if !converted {
-        if mode == Mode::Steered
-            && let Err(why) = trial::run()
-        {
-            plan.refusals.push(Refusal::new(
-                format!("Node {}", live.node_name),
-                format!("ports cannot be shared and steered here: {why}"),
-                "convert with --mode gap: each component is away for one start (about 3 s for the apiserver)",
-            ));
-        }
-        let facts = preflight::gather(&live, &observation, &snapshot, &plan).await?;
-        let (refusals, warnings) = (preflight::refusals(&facts), preflight::warnings(&facts));
-        plan.refusals.extend(refusals);
-        plan.warnings.extend(warnings);
+        .flat_map(|node| &node.plan.components)
+        .filter_map(|component| component.daemon_set.as_ref());
+    if facts.missing_permissions.is_empty() {
+        preflight::try_pods(&control_plane, daemon_sets, &mut facts).await?;
     }
-    Ok(Planned {
-        live,
-        observation,
-        snapshot,
-        binary,
-        plan,
-    })
+    plan.refusals.extend(preflight::cluster_refusals(&facts));
+    plan.warnings.extend(preflight::warnings(&facts));
+    for (node, planned) in plan.nodes.iter_mut().zip(&nodes) {
+        if let Some(survey) = &planned.survey {
+            let facts =
+                preflight::gather(&control_plane, &planned.observation, survey, &planned.snapshot, &node.plan).await?;
+            let refusals = preflight::refusals(&facts);
+            node.plan.refusals.extend(refusals);
+        }
+    }
+    existing_daemon_sets(&control_plane, &nodes, &mut plan, options).await?;
+    Ok(Planned { fleet, nodes, plan })
+}
+
+/// How many Leases and virtual addresses each node holds.
+///
+/// # Errors
+/// As the API says.
+pub async fn burdens(fleet: &Fleet) -> Result<BTreeMap<String, usize>> {
+    /// The Lease by which kube-vip says who holds the address of the control plane (kube-vip, "vip_leasename").
+    const KUBE_VIP: &str = "plndr-cp-lock";
+    let mut holders: Vec<String> = match fleet.observations.first() {
+        Some(observation) if fleet.observations.len() > 1 => observation.leaders.values().cloned().collect(),
+        _ => return Ok(BTreeMap::new()),
+    };
+    let virtual_address = fleet.control_plane.lease(KUBE_VIP).await?;
+    holders.extend(virtual_address.and_then(|lease| lease.spec?.holder_identity));
+    let mut burdens = BTreeMap::new();
+    for holder in holders {
+        for seen in fleet.observations.iter().filter(|seen| seen.is_holder(&holder)) {
+            *burdens.entry(seen.node.name.clone()).or_default() += 1;
+        }
+    }
+    Ok(burdens)
+}
+
+fn input(node: &PlannedNode) -> NodeInput {
+    let address = node.observation.node.address.as_ref();
+    NodeInput {
+        name: node.observation.node.name.clone(),
+        address: address.and_then(|address| address.parse().ok()),
+        snapshot: node.snapshot.clone(),
+        build: node.target.binary.build.clone(),
+    }
+}
+
+/// The manifests of a node, with what the cluster says of the components.
+fn snapshot(observation: &Observation, survey: Option<&Survey>) -> Snapshot {
+    let (source, entries) = match survey {
+        Some(survey) => (survey.local.manifest_directory.display().to_string(), survey.entries.clone()),
+        None => (format!("Node {}", observation.node.name), Vec::new()),
+    };
+    let mut snapshot = Snapshot::of_manifests(source, entries);
+    for component in Component::ALL {
+        let has_manifest = snapshot.inventory.originals.contains_key(&component);
+        let state = component_state(observation, component, has_manifest);
+        snapshot.states.insert(component, state);
+        if !has_manifest && let Some(saved) = survey.and_then(|survey| survey.saved.get(&component)) {
+            snapshot.saved.insert(component, saved.clone());
+        }
+        if observation.daemon_sets.contains_key(&component) {
+            snapshot.existing.insert(component);
+        }
+    }
+    snapshot
+}
+
+/// A DaemonSet that serves other nodes is the user's, who may have edited it: a node that is converted later runs its
+/// template and not its own manifest. What that changes is told; what cannot work is refused.
+async fn existing_daemon_sets(
+    control_plane: &crate::cluster::ControlPlane,
+    nodes: &[PlannedNode],
+    plan: &mut ClusterPlan,
+    options: &ConvertOptions,
+) -> Result<()> {
+    let mut told = Vec::new();
+    for component in &options.components {
+        let name = component.daemon_set_name();
+        let elsewhere = control_plane_serves_elsewhere(control_plane, *component, nodes).await?;
+        for (node, planned) in plan.nodes.iter_mut().zip(nodes) {
+            let facts = planned.observation.daemon_sets.get(component).filter(|facts| facts.name == name && facts.ours);
+            let wanted = node.plan.components.iter().find(|plan| plan.component == *component);
+            let wanted = wanted.and_then(|plan| plan.daemon_set.as_ref());
+            let (Some(facts), Some(wanted), true) = (facts, wanted, elsewhere) else { continue };
+            if options.per_node {
+                plan.refusals.push(Refusal::new(
+                    format!("DaemonSet {name}"),
+                    "serves nodes already, and --per-node would make another one beside it",
+                    "leave --per-node out, or revert the other nodes first",
+                ));
+                return Ok(());
+            }
+            if let Some(build) = facts.build.as_ref().filter(|build| **build != planned.target.binary.build) {
+                node.plan.refusals.push(Refusal::new(
+                    format!("DaemonSet {name}"),
+                    format!("runs the build {build} of this program's executable, and Node {} would get {}", node.node, planned.target.binary.build),
+                    format!("use the executable of that build, which its nodes have in {}/{build}", crate::names::BIN_DIR),
+                ));
+            }
+            // the API fills in what a template leaves out: both have to have gone through it
+            let mut probe = wanted.clone();
+            probe["metadata"]["name"] = serde_json::json!(format!("{name}-plan"));
+            let tried = control_plane.create_daemon_set(&probe, true).await?;
+            let live = control_plane.daemon_set(&name).await?;
+            let live = serde_json::to_value(live).map_err(|error| Error::new("a DaemonSet cannot be read").because(error))?;
+            let template = |value: &serde_json::Value| value.pointer("/spec/template/spec").cloned().unwrap_or_default();
+            let differences = diff(&template(&tried), &template(&live));
+            if !differences.is_empty() && !told.contains(component) {
+                told.push(*component);
+                node.plan.warnings.push(format!(
+                    "Node {} will run the template of DaemonSet {name}, which is not what its manifest says: {}",
+                    node.node,
+                    describe(&differences, "in the manifest", "in the DaemonSet")
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a component's shared DaemonSet serves nodes that are not being converted now, or are converted already.
+async fn control_plane_serves_elsewhere(
+    control_plane: &crate::cluster::ControlPlane,
+    component: Component,
+    nodes: &[PlannedNode],
+) -> Result<bool> {
+    if !nodes.iter().any(|node| node.observation.daemon_sets.contains_key(&component)) {
+        return Ok(false);
+    }
+    let gated = control_plane.nodes_with_label(&component.gate_label()).await?;
+    let pending = |name: &String| {
+        nodes
+            .iter()
+            .any(|node| node.observation.node.name == *name && !is_converted(&node.observation, component))
+    };
+    Ok(gated.iter().any(|name| !pending(name)))
 }
 
 /// The error that a plan with refusals ends in. What is in the text that was `printed` before is not said twice.
 #[must_use]
-pub fn refused(plan: &Plan, printed: bool) -> Error {
-    let mut error = match plan.refusals.len() {
+pub fn refused(refusals: &[Refusal], printed: bool) -> Error {
+    let mut error = match refusals.len() {
         1 => Error::refused("one thing forbids the conversion"),
         count => Error::refused(format!("{count} things forbid the conversion")),
     };
-    for refusal in plan.refusals.iter().filter(|_| !printed) {
+    for refusal in refusals.iter().filter(|_| !printed) {
         error = error
             .because(format!("{}: {}", refusal.object, refusal.what))
             .hint(refusal.remedy.clone());
@@ -149,40 +327,55 @@ pub fn refused(plan: &Plan, printed: bool) -> Error {
     error.hint("nothing was changed")
 }
 
-/// Converts the node that this runs on.
+/// Converts the nodes that were asked for.
 ///
 /// # Errors
 /// What forbids it, or what went wrong, with what to do.
-pub async fn convert(live: Live, options: &ConvertOptions, printer: &Printer) -> Result<()> {
-    let planned = make_plan(live, options).await?;
+pub async fn convert(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Result<()> {
+    let control_plane = fleet.control_plane.clone();
+    tokio::select! {
+        result = run(fleet, options, printer) => result,
+        _ = tokio::signal::ctrl_c() => {
+            control_plane.delete_own_helpers().await;
+            Err(Error::interrupted("interrupted")
+                .hint("the control plane serves, and the guard ends or takes back what has begun")
+                .hint("run the same command again to carry on, or `kubectl selfhost revert` to go back"))
+        }
+    }
+}
+
+async fn run(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Result<()> {
+    let quiet = options.output.is_for_programs();
+    let planned = make_plan(fleet, options, |what| {
+        if !quiet {
+            printer.note(what);
+        }
+    })
+    .await?;
     let width = printer.stdout_width().unwrap_or(100);
-    let converted = options
-        .components
-        .iter()
-        .all(|component| is_converted(&planned.observation, *component));
-    let guard = planned.observation.node.guard.as_ref();
-    if converted && guard.is_some_and(|guard| guard.build == planned.binary.build) {
+    if !planned.nodes.is_empty() && planned.nodes.iter().all(|node| node.is_done(options)) {
         let reporter = reporter(printer, options.output);
-        reporter.note(&format!(
-            "Node {} is self-hosted already: nothing to do",
-            planned.live.node_name
-        ));
+        for node in &planned.nodes {
+            reporter.note(&format!("Node {} is self-hosted already: nothing to do", node.target.node_name));
+        }
         return Ok(());
     }
-    if converted && options.output != OutputFormat::Json {
+    let renewed = |node: &&PlannedNode| is_all_converted(&node.observation, options) && !node.is_done(options);
+    if options.output != OutputFormat::Json && planned.nodes.iter().any(|node| renewed(&node)) {
         printer.note("the guard is of another build than this program, and is replaced by this one's");
     }
     match (options.dry_run, options.output) {
         (DryRun::None, OutputFormat::Json) => {}
-        (DryRun::Client | DryRun::Server, OutputFormat::Yaml) => printer.data(&daemon_sets_yaml(&planned.plan)?)?,
+        (DryRun::Client | DryRun::Server, OutputFormat::Yaml) => printer.data(&cluster_daemon_sets_yaml(&planned.plan)?)?,
         (_, OutputFormat::Json) => {
             shared::output::print(printer, options.output, &planned.plan, |_| Table::new(["COMPONENT"]))?;
         }
-        (DryRun::None, _) => printer.data(&render_summary(&planned.plan, width, printer.color_stdout()))?,
-        _ => printer.data(&render_text(&planned.plan, width, printer.color_stdout()))?,
+        (DryRun::None, _) => printer.data(&render_cluster_summary(&planned.plan, width, printer.color_stdout()))?,
+        _ => printer.data(&render_cluster_text(&planned.plan, width, printer.color_stdout()))?,
     }
-    if !planned.plan.refusals.is_empty() {
-        return Err(refused(&planned.plan, !options.output.is_for_programs()));
+    let refusals = planned.plan.all_refusals();
+    if !refusals.is_empty() {
+        return Err(refused(&refusals, !options.output.is_for_programs()));
     }
     if options.dry_run == DryRun::Server {
         try_on_server(&planned, printer).await?;
@@ -193,17 +386,26 @@ pub async fn convert(live: Live, options: &ConvertOptions, printer: &Printer) ->
     if options.output != OutputFormat::Json {
         printer.note("each change with its reason: kubectl selfhost plan");
     }
-    let question = format!("Convert the control plane of Node {}?", planned.live.node_name);
+    let names: Vec<&str> = planned.nodes.iter().map(|node| node.target.node_name.as_str()).collect();
+    let question = match names.as_slice() {
+        [only] => format!("Convert the control plane of Node {only}?"),
+        several => format!("Convert the control plane of the Nodes {}?", several.join(", ")),
+    };
     prompt::confirm(printer, &question, None, options.yes)?;
     let reporter = reporter(printer, options.output);
-    tokio::select! {
-        result = apply(&planned, options, reporter.as_ref()) => result?,
+    let control_plane = &planned.fleet.control_plane;
+    let lock = RunLock::acquire(control_plane, |what| reporter.note(&format!("waiting for {what}"))).await?;
+    let result = tokio::select! {
+        result = apply(&planned, options, reporter.as_ref()) => result,
+        lost = lock.lost() => Err(lost),
         _ = tokio::signal::ctrl_c() => {
-            return Err(Error::interrupted("interrupted")
-                .hint("the control plane serves, and the guard ends or takes back what has begun")
-                .hint("run the same command again to carry on, or `kubectl selfhost revert` to go back"));
+            lock.release().await;
+            // the outer one tells
+            return std::future::pending().await;
         }
-    }
+    };
+    lock.release().await;
+    result?;
     if options.output != OutputFormat::Json {
         printer.note("next: `kubectl selfhost status`; the control plane is edited with `kubectl -n kube-system edit daemonset self-hosted-kube-apiserver` now");
     }
@@ -211,73 +413,163 @@ pub async fn convert(live: Live, options: &ConvertOptions, printer: &Printer) ->
 }
 
 async fn try_on_server(planned: &Planned, printer: &Printer) -> Result<()> {
-    for component in &planned.plan.components {
-        if let Some(daemon_set) = &component.daemon_set
-            && !planned.observation.daemon_sets.contains_key(&component.component)
-        {
-            planned.live.control_plane.create_daemon_set(daemon_set, true).await?;
-            printer.note(format!(
-                "DaemonSet {} would be created (server dry run)",
-                component.component.daemon_set_name()
-            ));
+    let mut tried = Vec::new();
+    for (node, plan) in planned.nodes.iter().zip(&planned.plan.nodes) {
+        for component in &plan.plan.components {
+            let Some(daemon_set) = &component.daemon_set else { continue };
+            let name = daemon_set["metadata"]["name"].as_str().unwrap_or_default();
+            let exists = node.observation.daemon_sets.values().any(|facts| facts.name == name);
+            if !exists && !tried.contains(&name) {
+                tried.push(name);
+                planned.fleet.control_plane.create_daemon_set(daemon_set, true).await?;
+                printer.note(format!("DaemonSet {name} would be created (server dry run)"));
+            }
         }
     }
     Ok(())
 }
 
-/// Carries a plan out.
+/// The end of an apiserver's hand-over: the old process finishes what it serves, while the new one serves already.
+type Drain<'a> = Pin<Box<dyn Future<Output = Result<()>> + 'a>>;
+
+/// Carries a plan out, node by node. While the old apiserver of a node finishes what it serves, for up to its grace of
+/// 30 s, the next node is prepared and its scheduler and controller manager are handed over; its apiserver is not.
 async fn apply(planned: &Planned, options: &ConvertOptions, reporter: &dyn Reporter) -> Result<()> {
     let began = Instant::now();
-    let node = "node";
-    reporter.begin(node, "node", 3);
-    let prepared = prepare(planned, options, reporter).await;
-    match &prepared {
-        Ok(()) => reporter.finish(node, Outcome::Done, "the guard watches over this node"),
-        Err(error) => reporter.finish(node, Outcome::Failed, error.what()),
+    planned.fleet.control_plane.delete_ended_helpers().await?;
+    let mut drain: Option<Drain<'_>> = None;
+    for (node, plan) in planned.nodes.iter().zip(&planned.plan.nodes) {
+        let name = &node.target.node_name;
+        if node.is_done(options) {
+            reporter.note(&format!("Node {name} is self-hosted already"));
+            continue;
+        }
+        let began = Instant::now();
+        let first = async {
+            convert_node(planned, node, plan, options, reporter).await
+        };
+        both(first, drain.take()).await?;
+        if !options.components.contains(&Component::KubeApiserver) {
+            converted(name, options, began, reporter);
+            continue;
+        }
+        let handed = Arc::new(Notify::new());
+        let told = handed.clone();
+        let mut last: Drain<'_> = Box::pin(async move {
+            hand_over_one(planned, node, &plan.plan, options, Component::KubeApiserver, &told, reporter).await?;
+            converted(name, options, began, reporter);
+            Ok(())
+        });
+        tokio::select! {
+            result = &mut last => result?,
+            () = handed.notified() => drain = Some(last),
+        }
     }
-    prepared?;
-    for component in &options.components {
-        hand_over_one(planned, options, *component, reporter).await?;
+    both(async { Ok(()) }, drain).await?;
+    if planned.nodes.len() > 1 {
+        reporter.note(&format!(
+            "all {} nodes are self-hosted, after {:.0} s",
+            planned.nodes.len(),
+            began.elapsed().as_secs_f64()
+        ));
     }
+    Ok(())
+}
+
+/// Both to their ends, whatever comes of one of them: a hand-over is not left half told.
+async fn both(first: impl Future<Output = Result<()>>, drain: Option<Drain<'_>>) -> Result<()> {
+    match drain {
+        None => first.await,
+        Some(drain) => {
+            let (first, drain) = tokio::join!(first, drain);
+            first.and(drain)
+        }
+    }
+}
+
+fn converted(name: &str, options: &ConvertOptions, began: Instant, reporter: &dyn Reporter) {
     reporter.note(&format!(
-        "Node {} is self-hosted: {} component{} in {:.0} s",
-        planned.live.node_name,
+        "Node {name} is self-hosted: {} component{} in {:.0} s",
         options.components.len(),
         if options.components.len() == 1 { "" } else { "s" },
         began.elapsed().as_secs_f64()
     ));
+}
+
+/// All of a node but its apiserver.
+async fn convert_node(
+    planned: &Planned,
+    node: &PlannedNode,
+    plan: &NodePlan,
+    options: &ConvertOptions,
+    reporter: &dyn Reporter,
+) -> Result<()> {
+    let task = format!("{}/node", node.target.node_name);
+    reporter.begin(&task, &format!("{} node", node.target.node_name), 3);
+    let prepared = prepare(node, options, &task, reporter).await;
+    match &prepared {
+        Ok(()) => reporter.finish(&task, Outcome::Done, "the guard watches over this node"),
+        Err(error) => reporter.finish(&task, Outcome::Failed, error.what()),
+    }
+    prepared?;
+    for component in &options.components {
+        if *component != Component::KubeApiserver {
+            hand_over_one(planned, node, &plan.plan, options, *component, &Notify::new(), reporter).await?;
+        }
+    }
     Ok(())
 }
 
 async fn hand_over_one(
     planned: &Planned,
+    node: &PlannedNode,
+    plan: &Plan,
     options: &ConvertOptions,
     component: Component,
+    handed: &Notify,
     reporter: &dyn Reporter,
 ) -> Result<()> {
-    let task = component.name();
-    reporter.begin(task, task, hand_over::STEPS);
-    if is_converted(&planned.observation, component) {
-        reporter.finish(task, Outcome::Skipped, "self-hosted already");
+    let control_plane = &planned.fleet.control_plane;
+    let name = &node.target.node_name;
+    let task = format!("{name}/{component}");
+    reporter.begin(&task, &format!("{name} {component}"), hand_over::STEPS);
+    if is_converted(&node.observation, component) {
+        reporter.finish(&task, Outcome::Skipped, "self-hosted already");
         return Ok(());
     }
     let began = Instant::now();
-    let existing = planned.observation.daemon_sets.get(&component);
-    let daemon_set = planned
-        .plan
-        .components
-        .iter()
-        .find(|plan| plan.component == component)
-        .and_then(|plan| plan.daemon_set.as_ref());
+    let wanted = plan.components.iter().find(|plan| plan.component == component);
+    let wanted = wanted.and_then(|plan| plan.daemon_set.as_ref());
+    // an earlier node of this run may have made it
+    let daemon_set_name = match wanted {
+        Some(wanted) => wanted["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
+        None => node
+            .observation
+            .daemon_sets
+            .get(&component)
+            .map_or_else(|| component.daemon_set_name(), |facts| facts.name.clone()),
+    };
+    let existing = patience::call("the DaemonSet to be read", async || control_plane.daemon_set(&daemon_set_name).await).await?;
+    let existing = existing.as_ref().map(daemon_set_facts);
     // one that serves is the user's, who may have edited it; one that does not is this program's business
-    let serves = planned.snapshot.state(component) != ComponentState::Static;
-    let outdated = !serves && existing.is_some_and(|existing| daemon_set.and_then(facts_of) != Some(existing.clone()));
+    let serves = node.snapshot.state(component) != ComponentState::Static
+        || patience::call("the gated Nodes to be listed", async || {
+            control_plane.nodes_with_label(&component.gate_label()).await
+        })
+        .await?
+        .iter()
+        .any(|gated| gated != name);
+    let outdated = !serves && existing.is_some() && wanted.and_then(facts_of) != existing;
     let hand_over = HandOver {
-        control_plane: &planned.live.control_plane,
-        node: &planned.live.node_name,
+        control_plane,
+        observation: &node.observation,
+        task: &task,
         component,
-        daemon_set: daemon_set.filter(|_| existing.is_none() || outdated),
+        daemon_set: wanted.filter(|_| existing.is_none() || outdated),
+        daemon_set_name: &daemon_set_name,
         outdated,
+        alone: planned.fleet.observations.len() <= 1,
+        handed,
         desired: match options.mode {
             ModeChoice::Steered => Desired::SelfHosted,
             ModeChoice::Gap => Desired::SelfHostedGap,
@@ -286,14 +578,14 @@ async fn hand_over_one(
     match hand_over.run(reporter).await {
         Ok(()) => {
             reporter.finish(
-                task,
+                &task,
                 Outcome::Done,
                 &format!("self-hosted after {:.1} s", began.elapsed().as_secs_f64()),
             );
             Ok(())
         }
         Err(error) => {
-            reporter.finish(task, Outcome::Failed, error.what());
+            reporter.finish(&task, Outcome::Failed, error.what());
             Err(error)
         }
     }
@@ -305,32 +597,30 @@ fn facts_of(daemon_set: &serde_json::Value) -> Option<DaemonSetFacts> {
 }
 
 /// Executable and guard on the node, originals in the cluster: nothing of it touches a component.
-async fn prepare(planned: &Planned, options: &ConvertOptions, reporter: &dyn Reporter) -> Result<()> {
-    let Planned {
-        live,
+async fn prepare(node: &PlannedNode, options: &ConvertOptions, task: &str, reporter: &dyn Reporter) -> Result<()> {
+    let PlannedNode {
+        target,
         observation,
         snapshot,
-        binary,
         ..
-    } = planned;
-    let task = "node";
-    install::install_state_directory()?;
-    install::install_binary(binary)?;
-    reporter.step(task, &format!("executable installed as {}", binary.path().display()));
-    save_originals(planned).await?;
-    reporter.step(task, "copies of the manifests kept in the cluster");
+    } = node;
+    let name = &target.node_name;
     let image = guard_image(snapshot, observation).ok_or_else(|| {
         Error::refused("no image is known that is on this node")
             .because("no component of the control plane was found to take one from")
     })?;
     let before = observation.node.guard.as_ref().map(|guard| guard.process);
-    let changed = install::install_guard(&live.local, &live.node_name, &image, &binary.build)?;
-    let what = format!("the guard of Node {} (Pod {GUARD}-{})", live.node_name, live.node_name);
+    reporter.waiting(task, "the executable and the guard to be installed");
+    let changed = target.install(&image).await?;
+    reporter.step(task, &format!("executable installed as {}", target.binary.path().display()));
+    save_originals(node).await?;
+    reporter.step(task, "copies of the manifests kept in the cluster");
+    let what = format!("the guard of Node {name} (Pod {GUARD}-{name})");
     wait::until(&what, Duration::from_secs(90), Duration::from_millis(250), |what| reporter.waiting(task, what), async || {
         patience::tolerate(async {
-            let now = live.observe_node().await?;
+            let now = node_facts(&target.control_plane.node(name).await?);
             Ok(match now.guard {
-                Some(guard) if guard.build == binary.build && (!changed || Some(guard.process) != before) => Poll::Ready(guard),
+                Some(guard) if guard.build == target.binary.build && (!changed || Some(guard.process) != before) => Poll::Ready(guard),
                 _ => Poll::Pending("the guard to start and report".into()),
             })
         }
@@ -338,7 +628,7 @@ async fn prepare(planned: &Planned, options: &ConvertOptions, reporter: &dyn Rep
     })
     .await
     .and_then(|guard| match guard.steering_refused {
-        Some(why) if options.mode == ModeChoice::Steered => Err(Error::refused("the guard's Pod cannot share and steer ports on this node")
+        Some(why) if options.mode == ModeChoice::Steered => Err(Error::refused(format!("the guard's Pod cannot share and steer ports on Node {name}"))
             .because(why)
             .hint("convert with --mode gap, or allow it what its manifest asks for; `kubectl selfhost revert` takes the guard away")),
         _ => Ok(()),
@@ -366,24 +656,31 @@ fn guard_image(snapshot: &Snapshot, observation: &Observation) -> Option<String>
     })
 }
 
-async fn save_originals(planned: &Planned) -> Result<()> {
-    let live = &planned.live;
-    let mut files: BTreeMap<String, Vec<u8>> = live.control_plane.originals(&live.node_name).await?.unwrap_or_default();
+async fn save_originals(node: &PlannedNode) -> Result<()> {
+    let (control_plane, name) = (&node.target.control_plane, &node.target.node_name);
+    let Some(survey) = &node.survey else { return Ok(()) };
+    let mut files: BTreeMap<String, Vec<u8>> = patience::call("the copies of the manifests to be read", async || {
+        control_plane.originals(name).await
+    })
+    .await?
+    .unwrap_or_default();
     let before = files.clone();
-    for (component, file) in &planned.snapshot.inventory.originals {
-        let state = planned.snapshot.states.get(component);
+    for (component, file) in &node.snapshot.inventory.originals {
+        let state = node.snapshot.states.get(component);
         if state != Some(&ComponentState::Static) && files.contains_key(component.name()) {
             continue; // a hand-over is on its way: what was saved before it began counts
         }
-        let metadata = crate::node::guard::files::metadata(&file.path, file.sha256.clone())
-            .map_err(|error| Error::new("a manifest cannot be saved").because(error))?;
+        let metadata = survey
+            .originals
+            .get(component)
+            .ok_or_else(|| Error::new("a manifest cannot be saved").because("its owner and mode are not known"))?;
         let metadata =
-            serde_json::to_vec(&metadata).map_err(|error| Error::new("a manifest cannot be saved").because(error))?;
+            serde_json::to_vec(metadata).map_err(|error| Error::new("a manifest cannot be saved").because(error))?;
         files.insert(component.name().to_owned(), file.bytes.clone());
         files.insert(format!("{component}.json"), metadata);
     }
     if files != before {
-        live.control_plane.save_originals(&live.node_name, &files).await?;
+        patience::call("the copies of the manifests to be kept", async || control_plane.save_originals(name, &files).await).await?;
     }
     Ok(())
 }

@@ -43,7 +43,7 @@ pub fn build_fallback(component: Component, pod: &Value) -> Result<Value, Mutati
         mode: mutators::Mode::Steered,
         build: String::new(),
         node_address: None,
-        per_node: true,
+        only_node: Some(String::new()),
         single_node: true,
         original_sha256: None,
     };

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value};
 
 /// Something about one field that makes a Pod unfit, with what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 #[error("{field}: {what}")]
 pub struct FieldError {
     /// Path of the field inside the Pod, as `spec.containers[kube-apiserver].ports`.

@@ -7,7 +7,7 @@ use crate::cluster::ControlPlane;
 use crate::leadership;
 use crate::names::Component;
 use crate::node::state::{Desired, Report, State};
-use crate::observe::{PodFacts, node_facts, pod_facts};
+use crate::observe::{Observation, PodFacts, node_facts, pod_facts};
 use crate::own_endpoints;
 use crate::patience::{self, tolerate};
 use serde_json::Value;
@@ -15,6 +15,7 @@ use shared::progress::Reporter;
 use shared::wait::{self, Poll};
 use shared::{Error, Result};
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// How often the API is asked while something is waited for.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -30,30 +31,37 @@ pub const STEPS: u64 = 4;
 pub struct HandOver<'a> {
     /// The API.
     pub control_plane: &'a ControlPlane,
-    /// Name of the Node.
-    pub node: &'a str,
+    /// The Node, as it was seen before anything was changed.
+    pub observation: &'a Observation,
+    /// Name of the task for the reporter.
+    pub task: &'a str,
     /// Which component.
     pub component: Component,
     /// Its DaemonSet as planned; absent when it exists and this run only carries on.
     pub daemon_set: Option<&'a Value>,
+    /// The DaemonSet's name.
+    pub daemon_set_name: &'a str,
     /// A DaemonSet that an earlier run left is there, for another mode, manifest or executable, and none of its Pods serves.
     pub outdated: bool,
     /// With or without a gap.
     pub desired: Desired,
+    /// The cluster has no other control-plane node.
+    pub alone: bool,
+    /// Told when the new process has proved itself and the old one is going: the next node can be prepared.
+    pub handed: &'a Notify,
 }
 
 impl HandOver<'_> {
-    fn task(&self) -> &'static str {
-        self.component.name()
+    fn node(&self) -> &str {
+        &self.observation.node.name
     }
 
-    fn waiting_for<'a>(&self, reporter: &'a dyn Reporter) -> impl FnMut(&str) + 'a {
-        let task = self.task();
-        move |what| reporter.waiting(task, what)
+    fn waiting_for<'a>(&'a self, reporter: &'a dyn Reporter) -> impl FnMut(&str) + 'a {
+        move |what| reporter.waiting(self.task, what)
     }
 
     async fn report(&self) -> Result<Option<Report>> {
-        let node = node_facts(&self.control_plane.node(self.node).await?);
+        let node = node_facts(&self.control_plane.node(self.node()).await?);
         Ok(node.reports.get(&self.component).cloned())
     }
 
@@ -64,7 +72,7 @@ impl HandOver<'_> {
             pod.spec
                 .as_ref()
                 .and_then(|spec| spec.node_name.as_deref())
-                .is_none_or(|name| name == self.node)
+                .is_none_or(|name| name == self.node())
         });
         pods.sort_by_key(|pod| pod.metadata.creation_timestamp.clone());
         Ok(pods.last().map(|pod| pod_facts(pod, self.component.name())))
@@ -87,27 +95,28 @@ impl HandOver<'_> {
             self.take_away(reporter).await?;
         }
         if let Some(daemon_set) = self.daemon_set {
-            reporter.waiting(self.task(), "the DaemonSet to be applied");
-            control_plane.create_daemon_set(daemon_set, false).await?;
+            reporter.waiting(self.task, "the DaemonSet to be applied");
+            self.create(daemon_set).await?;
         }
         self.patch(&[], &[(component.gate_label(), Some("enabled"))]).await?;
         reporter.step(
-            self.task(),
-            &format!("DaemonSet {} applied, Node gated", component.daemon_set_name()),
+            self.task,
+            &format!("DaemonSet {} applied, Node gated", self.daemon_set_name),
         );
         self.await_pod(reporter).await?;
-        reporter.step(self.task(), "its Pod waits on the node");
+        reporter.step(self.task, "its Pod waits on the node");
 
         // where its Pod serves already, the one who leads is to stay: nothing is handed over any more
         let leader = patience::call("the Lease to be read", async || match self.report().await? {
             Some(report) if report.state == State::SelfHosted => Ok(None),
             _ => leadership::holder(control_plane, component).await,
         })
-        .await?;
+        .await?
+        .filter(|holder| self.alone || self.observation.is_holder(holder));
         let saved = match component {
             Component::KubeApiserver => {
                 patience::call("the Service's addresses to be read", async || {
-                    own_endpoints::save(control_plane).await
+                    own_endpoints::save(control_plane, &self.observation.node.addresses).await
                 })
                 .await?
             }
@@ -122,7 +131,7 @@ impl HandOver<'_> {
             } => done?,
             () = own_endpoints::keep(control_plane, saved.as_ref()) => {}
         }
-        reporter.step(self.task(), "the old process is gone");
+        reporter.step(self.task, "the old process is gone");
         Ok(())
     }
 
@@ -130,9 +139,9 @@ impl HandOver<'_> {
     async fn take_away(&self, reporter: &dyn Reporter) -> Result<()> {
         let component = self.component;
         self.patch(&[], &[(component.gate_label(), None)]).await?;
-        let name = component.daemon_set_name();
+        let name = self.daemon_set_name;
         patience::call(&format!("DaemonSet {name} to be deleted"), async || {
-            self.control_plane.delete_daemon_set(component).await
+            self.control_plane.delete_daemon_set(name).await
         })
         .await?;
         let what = format!("DaemonSet {name}, which an earlier run left, to go");
@@ -145,7 +154,7 @@ impl HandOver<'_> {
                 tolerate(
                     async {
                         let pods = self.control_plane.self_hosted_pods(component).await?.len();
-                        Ok(match self.control_plane.daemon_set(component).await? {
+                        Ok(match self.control_plane.daemon_set(name).await? {
                             None if pods == 0 => Poll::Ready(()),
                             _ => Poll::Pending(format!(
                                 "DaemonSet {name} of an earlier run and {pods} Pods of it to go"
@@ -159,11 +168,27 @@ impl HandOver<'_> {
         .await
     }
 
+    /// Makes the DaemonSet. One that is there meanwhile, as an answer was lost, is as good.
+    async fn create(&self, daemon_set: &Value) -> Result<()> {
+        let what = format!("DaemonSet {} to be made", self.daemon_set_name);
+        patience::call(&what, async || match self.control_plane.create_daemon_set(daemon_set, false).await {
+            Err(error) if error.cause() == shared::error::Cause::Conflict => {
+                let there = self.control_plane.daemon_set(self.daemon_set_name).await?;
+                match there.filter(|there| crate::observe::is_ours(&there.metadata)) {
+                    Some(_) => Ok(()),
+                    None => Err(error),
+                }
+            }
+            other => other.map(drop),
+        })
+        .await
+    }
+
     async fn await_pod(&self, reporter: &dyn Reporter) -> Result<()> {
         let what = format!(
             "the Pod of DaemonSet {} to wait on Node {}",
-            self.component.daemon_set_name(),
-            self.node
+            self.daemon_set_name,
+            self.node()
         );
         wait::until(&what, POD_DEADLINE, INTERVAL, self.waiting_for(reporter), async || {
             tolerate(self.pod().await.map(|pod| {
@@ -198,7 +223,7 @@ impl HandOver<'_> {
             .is_some_and(|report| report.given_up == Some(self.desired))
         {
             self.patch(&[(name.clone(), None)], &[]).await?;
-            let what = format!("the guard of Node {} to forget the earlier attempt", self.node);
+            let what = format!("the guard of Node {} to forget the earlier attempt", self.node());
             wait::until(
                 &what,
                 Duration::from_secs(20),
@@ -217,15 +242,15 @@ impl HandOver<'_> {
     }
 
     async fn patch(&self, annotations: &[(String, Option<&str>)], labels: &[(String, Option<&str>)]) -> Result<()> {
-        let what = format!("Node {} to be changed", self.node);
+        let what = format!("Node {} to be changed", self.node());
         patience::call(&what, async || {
-            self.control_plane.patch_node(self.node, annotations, labels).await
+            self.control_plane.patch_node(self.node(), annotations, labels).await
         })
         .await
     }
 
     async fn await_guard(&self, reporter: &dyn Reporter) -> Result<()> {
-        let what = format!("{} to be self-hosted on Node {}", self.component, self.node);
+        let what = format!("{} to be self-hosted on Node {}", self.component, self.node());
         let mut handed = false;
         wait::until(
             &what,
@@ -246,7 +271,8 @@ impl HandOver<'_> {
                             && report.step.starts_with("waiting for the old process to")
                         {
                             handed = true;
-                            reporter.step(self.task(), "proved healthy, static manifest taken out");
+                            self.handed.notify_one();
+                            reporter.step(self.task, "proved healthy, static manifest taken out");
                         }
                         if report.desired == self.desired && report.settled && report.state == State::SelfHosted {
                             return Ok(Poll::Ready(()));
@@ -259,14 +285,14 @@ impl HandOver<'_> {
         )
         .await?;
         if !handed {
-            reporter.step(self.task(), "proved healthy, static manifest taken out");
+            reporter.step(self.task, "proved healthy, static manifest taken out");
         }
         Ok(())
     }
 
     /// The Pod that stood for the static one must be gone too: until then the cluster counts it.
     async fn await_mirror(&self, reporter: &dyn Reporter) -> Result<()> {
-        let name = format!("{}-{}", self.component, self.node);
+        let name = format!("{}-{}", self.component, self.node());
         let what = format!("the mirror Pod {name} to go");
         wait::until(
             &what,
@@ -342,7 +368,7 @@ impl HandOver<'_> {
             Ok(_) => {}
             Err(_) => return error.hint(resume),
         }
-        reporter.waiting(self.task(), "the static Pod to be alone again");
+        reporter.waiting(self.task, "the static Pod to be alone again");
         match self.take_back(reporter).await {
             Ok(()) => error.hint("nothing was changed for good; mend the cause and run the same command again"),
             Err(second) => error
@@ -355,7 +381,7 @@ impl HandOver<'_> {
         let component = self.component;
         let name = component.desired_annotation();
         self.patch(&[(name, Some(Desired::Static.as_str()))], &[]).await?;
-        let what = format!("the guard of Node {} to hold {component} back", self.node);
+        let what = format!("the guard of Node {} to hold {component} back", self.node());
         wait::until(
             &what,
             Duration::from_secs(30),
@@ -376,7 +402,7 @@ impl HandOver<'_> {
             .await?
             .is_empty()
         {
-            self.control_plane.delete_daemon_set(component).await?;
+            self.control_plane.delete_daemon_set(self.daemon_set_name).await?;
         }
         Ok(())
     }

@@ -8,25 +8,58 @@ use crate::node::guard::files::{self, Attributes};
 use shared::{Context, Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 /// An executable that nodes can run.
 #[derive(Clone, Debug)]
 pub struct NodeBinary {
     /// Its bytes.
-    pub bytes: Vec<u8>,
+    pub bytes: Arc<Vec<u8>>,
     /// Start of its SHA-256: the name of its directory.
     pub build: String,
 }
 
 impl NodeBinary {
-    /// This very executable.
+    /// This very executable, on the node itself.
     ///
     /// # Errors
     /// It cannot be read, or it is not statically linked: the images of the components have no libraries.
     pub fn of_this_process() -> Result<Self> {
-        let path = std::env::current_exe().context("this executable cannot be found")?;
-        let bytes = std::fs::read(&path).with_context(|| format!("{} cannot be read", path.display()))?;
-        check_elf(&bytes).map_err(|why| {
+        // the link leads to the file wherever it lies, also for a process that has changed its root directory
+        Self::read(Path::new(OWN_EXECUTABLE), std::env::consts::ARCH)
+    }
+
+    /// The executable for a Linux node of that architecture, as the Node names it (`amd64`, `arm64`): the file of
+    /// `--node-binary` where one is given; else this executable where it fits; else `kubectl-selfhost-linux-<architecture>`
+    /// beside it, as the release archives have it.
+    ///
+    /// # Errors
+    /// There is none, or the one that was named does not fit.
+    pub fn for_node(operating_system: &str, architecture: &str, given: Option<&Path>) -> Result<Self> {
+        if operating_system != "linux" {
+            return Err(Error::refused(format!(
+                "there is no executable for nodes that run {operating_system:?}"
+            )));
+        }
+        if let Some(path) = given {
+            return Self::read(path, architecture).map_err(|error| error.context("--node-binary"));
+        }
+        let own = std::env::current_exe().context("this executable cannot be found")?;
+        let own_fits = cfg!(target_os = "linux").then(|| Self::of_this_process().ok()).flatten();
+        if let Some(binary) = own_fits.filter(|_| same_architecture(std::env::consts::ARCH, architecture)) {
+            return Ok(binary);
+        }
+        let beside = own.with_file_name(format!("{BIN_NAME}-linux-{architecture}"));
+        Self::read(&beside, architecture).map_err(|error| {
+            error
+                .context(format!("there is no executable for nodes of {operating_system}/{architecture}"))
+                .hint("name one by --node-binary; the release archives have one for each architecture beside the plugin")
+        })
+    }
+
+    fn read(path: &Path, architecture: &str) -> Result<Self> {
+        let bytes = std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))?;
+        check_elf(&bytes, architecture).map_err(|why| {
             Error::refused(format!(
                 "{} cannot run inside the Pods of the control plane",
                 path.display()
@@ -35,7 +68,16 @@ impl NodeBinary {
             .hint("use the release archive, or build it with RUSTFLAGS=\"-C target-feature=+crt-static\" and --target")
         })?;
         let build = sha256_hex(&bytes)[..12].to_owned();
-        Ok(Self { bytes, build })
+        Ok(Self {
+            bytes: Arc::new(bytes),
+            build,
+        })
+    }
+
+    /// SHA-256 of the bytes, in hex.
+    #[must_use]
+    pub fn sha256(&self) -> String {
+        sha256_hex(&self.bytes)
     }
 
     /// Where it lies on the node.
@@ -45,14 +87,30 @@ impl NodeBinary {
     }
 }
 
-/// Whether an ELF file needs nothing but a kernel of this machine's kind.
+const OWN_EXECUTABLE: &str = "/proc/self/exe";
+
+/// Whether two names mean the same kind of processor: Rust and the Go of Kubernetes have their own for each.
+fn same_architecture(one: &str, other: &str) -> bool {
+    elf_machine(one).is_some() && elf_machine(one) == elf_machine(other)
+}
+
+/// What the ELF header calls a kind of processor (`e_machine` of the System V ABI).
+fn elf_machine(architecture: &str) -> Option<u16> {
+    match architecture {
+        "x86_64" | "amd64" => Some(62),
+        "aarch64" | "arm64" => Some(183),
+        _ => None,
+    }
+}
+
+/// Whether an ELF file needs nothing but a kernel and a processor of that kind.
 ///
 /// Reads the ELF header and the program headers (System V ABI, "Object Files"): no interpreter may be asked for.
 ///
 /// # Errors
 /// What is wrong with it, in words.
-pub fn check_elf(bytes: &[u8]) -> std::result::Result<(), String> {
-    const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+pub fn check_elf(bytes: &[u8], architecture: &str) -> std::result::Result<(), String> {
+    let machine = elf_machine(architecture).ok_or_else(|| format!("there is none for processors of the kind {architecture:?}"))?;
     const INTERPRETER: u32 = 3;
     let short = || "the file is cut short".to_owned();
     let half = |at: usize| {
@@ -64,8 +122,8 @@ pub fn check_elf(bytes: &[u8]) -> std::result::Result<(), String> {
     if bytes.get(..6) != Some(b"\x7fELF\x02\x01") {
         return Err("it is not a 64-bit Linux executable".into());
     }
-    if half(18)? != MACHINE {
-        return Err("it is made for another kind of processor".into());
+    if half(18)? != machine {
+        return Err(format!("it is made for another kind of processor than {architecture}"));
     }
     let table = bytes
         .get(32..40)
@@ -93,7 +151,7 @@ pub fn check_elf(bytes: &[u8]) -> std::result::Result<(), String> {
 /// It cannot be written, or the system does not let it run (noexec, an allow-list of executables).
 pub fn install_binary(binary: &NodeBinary) -> Result<()> {
     let path = binary.path();
-    if std::fs::read(&path).ok().as_deref() != Some(&binary.bytes) {
+    if std::fs::read(&path).ok().as_deref() != Some(binary.bytes.as_slice()) {
         files::make_directory(Path::new(BIN_DIR), 0o755).context("the executable cannot be installed")?;
         files::make_directory(&Path::new(BIN_DIR).join(&binary.build), 0o755)
             .context("the executable cannot be installed")?;
@@ -190,16 +248,17 @@ pub fn remove_files() -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::env::consts::ARCH;
 
     #[test]
     fn only_static_executables_of_this_machine_pass() {
         let dynamic = std::fs::read("/bin/sh").unwrap();
-        assert!(check_elf(&dynamic).unwrap_err().contains("dynamically linked"));
-        assert!(check_elf(b"#!/bin/sh\n").unwrap_err().contains("not a 64-bit"));
-        assert!(check_elf(&dynamic[..60]).unwrap_err().contains("cut short"));
+        assert!(check_elf(&dynamic, ARCH).unwrap_err().contains("dynamically linked"));
+        assert!(check_elf(b"#!/bin/sh\n", ARCH).unwrap_err().contains("not a 64-bit"));
+        assert!(check_elf(&dynamic[..60], ARCH).unwrap_err().contains("cut short"));
         let mut other = dynamic.clone();
         other[18] = 243; // RISC-V
-        assert!(check_elf(&other).unwrap_err().contains("another kind of processor"));
+        assert!(check_elf(&other, ARCH).unwrap_err().contains("another kind of processor"));
         let mut fixed = dynamic;
         // the same file without the request for an interpreter passes
         let table = usize::try_from(u64::from_le_bytes(fixed[32..40].try_into().unwrap())).unwrap();
@@ -209,6 +268,10 @@ mod tests {
                 fixed[table + n * size] = 0;
             }
         }
-        check_elf(&fixed).unwrap();
+        check_elf(&fixed, ARCH).unwrap();
+        assert!(check_elf(&fixed, "riscv64").unwrap_err().contains("riscv64"));
+        for (one, other, same) in [("x86_64", "amd64", true), ("aarch64", "arm64", true), ("x86_64", "arm64", false), ("mips", "mips", false)] {
+            assert_eq!(same_architecture(one, other), same, "{one} {other}");
+        }
     }
 }

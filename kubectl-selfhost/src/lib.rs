@@ -3,21 +3,25 @@
 //! `cli` reads what was typed; a module of the command's name does the work; `manifest`, `mutators`, `daemon_set`, `plan`
 //! and `node::guard::machine` decide, without touching the world; the rest of `node` is what runs on nodes.
 
+pub mod base64;
 pub mod checks;
 pub mod cli;
 pub mod cluster;
+pub mod cluster_plan;
 pub mod component_spec;
+pub mod component_state;
 pub mod convert;
 pub mod daemon_set;
 pub mod diff;
 pub mod fallback;
 pub mod fields;
+pub mod fleet;
 pub mod guard_manifest;
 pub mod hand_over;
+pub mod helper_pod;
 pub mod install;
 pub mod inventory;
 pub mod leadership;
-pub mod live;
 pub mod local_node;
 pub mod manifest;
 pub mod mutators;
@@ -31,5 +35,8 @@ pub mod preflight;
 pub mod refusal;
 pub mod render;
 pub mod revert;
+pub mod run_lock;
 pub mod status;
+pub mod survey;
+pub mod target;
 pub mod webhooks;

@@ -7,7 +7,8 @@ use shared::{Context, Error, Result};
 use std::path::{Path, PathBuf};
 
 /// Where things lie on this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct LocalNode {
     /// The kubelet's manifest directory.
     pub manifest_directory: PathBuf,
@@ -20,28 +21,24 @@ pub struct LocalNode {
 const KUBEADM_KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
 const KUBEADM_KUBELET_KUBECONFIG: &str = "/etc/kubernetes/kubelet.conf";
 
-/// Finds the kubelet of this node and reads where its manifests lie.
+/// Finds the kubelet of this node and reads where its manifests lie. `None` where no kubelet runs, or where this process
+/// is not root and could do nothing about it.
 ///
 /// # Errors
-/// Not root; no kubelet runs here; its configuration cannot be read or names no manifest directory.
-pub fn find() -> Result<LocalNode> {
+/// The kubelet's configuration cannot be read or names no manifest directory.
+pub fn find() -> Result<Option<LocalNode>> {
     if !rustix::process::geteuid().is_root() {
-        return Err(
-            Error::refused("this command changes files of the node and must run as root")
-                .hint("run it with sudo on the control-plane node"),
-        );
+        return Ok(None);
     }
     let processes = Processes::new(Path::new("/proc"));
     let ids = processes.ids().context("/proc cannot be listed")?;
-    let arguments = ids
+    let kubelet = ids
         .into_iter()
-        .map(|pid| processes.arguments(pid))
-        .find(|arguments| is_kubelet(arguments))
-        .ok_or_else(|| {
-            Error::refused("no kubelet runs on this machine")
-                .because("the control plane is converted on the node that it runs on")
-                .hint("run the command on a control-plane node, as root, while its kubelet runs")
-        })?;
+        .filter(|pid| is_kubelet(&processes.arguments(*pid)))
+        .find(|pid| processes.shares_pid_namespace(*pid));
+    let Some(arguments) = kubelet.map(|pid| processes.arguments(pid)) else {
+        return Ok(None);
+    };
     let config_path = flag(&arguments, "config").unwrap_or_else(|| KUBEADM_KUBELET_CONFIG.to_owned());
     let config = match std::fs::read_to_string(&config_path) {
         Ok(text) => shared::yaml::first_document(&text)
@@ -52,7 +49,7 @@ pub fn find() -> Result<LocalNode> {
             );
         }
     };
-    locate(&arguments, &config, &config_path)
+    locate(&arguments, &config, &config_path).map(Some)
 }
 
 fn is_kubelet(arguments: &[String]) -> bool {

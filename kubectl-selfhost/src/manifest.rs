@@ -21,13 +21,14 @@ pub const DEFAULT_NAMESPACE: &str = "default";
 pub type ParseError = FieldError;
 
 /// A file with a Pod, and all that is needed to put it back as it was.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ManifestFile {
     /// Path of the file.
     pub path: PathBuf,
     /// Last part of the path.
     pub file_name: String,
     /// The bytes of the file.
+    #[serde(with = "crate::base64")]
     pub bytes: Vec<u8>,
     /// SHA-256 of the bytes, in hex.
     pub sha256: String,
@@ -44,7 +45,7 @@ pub struct ManifestFile {
 }
 
 /// One file that the kubelet looks at.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Entry {
     /// A file with a Pod.
     Pod(ManifestFile),
@@ -53,6 +54,7 @@ pub enum Entry {
         /// Last part of the path.
         file_name: String,
         /// The bytes of the file; empty where it cannot be read.
+        #[serde(with = "crate::base64")]
         bytes: Vec<u8>,
         /// What is wrong with it.
         error: ParseError,

@@ -4,6 +4,8 @@ use crate::cluster::ControlPlane;
 use crate::names::{AWAIT_CONTAINER, Component, FIELD_MANAGER, GUARD};
 use crate::node::guard::api::guard_annotation;
 use crate::node::state::{Desired, GuardReport, Report};
+use crate::daemon_set::per_node_name;
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
@@ -50,6 +52,12 @@ pub struct NodeFacts {
     pub address: Option<String>,
     /// All InternalIPs.
     pub addresses: Vec<String>,
+    /// Names under which its processes may know it: its own, and what its hostname is said to be.
+    pub host_names: Vec<String>,
+    /// Operating system, as the Node names it, such as `linux`.
+    pub operating_system: String,
+    /// Kind of processor, as the Node names it, such as `amd64`.
+    pub architecture: String,
     /// CPU that Pods may request, in thousandths of a core.
     pub allocatable_cpu: i64,
     /// The Cluster API object that owns it.
@@ -69,6 +77,10 @@ pub struct NodeFacts {
 /// A DaemonSet of one of our names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DaemonSetFacts {
+    /// Its name.
+    pub name: String,
+    /// The Node that it is for alone; absent where it serves all that are gated.
+    pub node: Option<String>,
     /// Whether we made it.
     pub ours: bool,
     /// SHA-256 of the original it was made from.
@@ -88,12 +100,96 @@ pub struct Observation {
     pub pods: BTreeMap<Component, Vec<PodFacts>>,
     /// The guard's Pod.
     pub guard_pod: Option<PodFacts>,
-    /// DaemonSets of our names.
+    /// DaemonSets of our names that serve this node, or would.
     pub daemon_sets: BTreeMap<Component, DaemonSetFacts>,
     /// Who leads.
     pub leaders: BTreeMap<Component, String>,
-    /// CPU that the Pods on the node request, in thousandths of a core.
-    pub requested_cpu: i64,
+}
+
+impl Observation {
+    /// Whether the control plane of this node is, or was, ours to care for: it has a Pod of a component, or bears our marks.
+    #[must_use]
+    pub fn is_control_plane(&self) -> bool {
+        self.node.marked || self.guard_pod.is_some() || self.pods.values().any(|pods| !pods.is_empty())
+    }
+
+    /// Whether the process that holds this identity (`<hostname>_<random>`) runs on this node.
+    #[must_use]
+    pub fn is_holder(&self, identity: &str) -> bool {
+        let host = identity.rsplit_once('_').map_or(identity, |(host, _)| host);
+        self.node.host_names.iter().any(|name| name.eq_ignore_ascii_case(host))
+    }
+}
+
+/// What the API shows of the whole cluster, not sorted by node yet.
+#[derive(Debug)]
+struct Seen {
+    pods: Vec<Pod>,
+    daemon_sets: Vec<DaemonSet>,
+    leaders: BTreeMap<Component, String>,
+}
+
+impl Seen {
+    async fn look(control_plane: &ControlPlane) -> Result<Self> {
+        let names: Vec<&str> = Component::ALL.iter().map(|component| component.name()).chain([GUARD]).collect();
+        let pods = control_plane.pods(&format!("component in ({})", names.join(","))).await?;
+        let daemon_sets = control_plane.daemon_sets().await?;
+        let mut leaders = BTreeMap::new();
+        for component in Component::ALL {
+            if let Some(name) = component.lease()
+                && let Some(lease) = control_plane.lease(name).await?
+                && let Some(holder) = lease
+                    .spec
+                    .and_then(|spec| spec.holder_identity)
+                    .filter(|holder| !holder.is_empty())
+            {
+                leaders.insert(component, holder);
+            }
+        }
+        Ok(Self {
+            pods,
+            daemon_sets,
+            leaders,
+        })
+    }
+
+    fn on(&self, node: NodeFacts) -> Observation {
+        let pods: Vec<&Pod> = self.pods.iter().filter(|pod| node_of(pod) == Some(&node.name)).collect();
+        let mine = |component: Component| {
+            let pods = pods.iter().filter(|pod| is_of(pod, component));
+            (component, pods.map(|pod| pod_facts(pod, component.name())).collect())
+        };
+        let daemon_set = |component: Component| {
+            let named = |name: String| {
+                let facts = self.daemon_sets.iter().map(daemon_set_facts);
+                facts.into_iter().find(|facts| facts.name == name)
+            };
+            let own = named(per_node_name(component, &node.name));
+            Some((component, own.or_else(|| named(component.daemon_set_name()))?))
+        };
+        Observation {
+            guard_pod: pods
+                .iter()
+                .find(|pod| is_mirror_of(pod, GUARD, &node.name))
+                .map(|pod| pod_facts(pod, "guard")),
+            pods: Component::ALL.into_iter().map(mine).collect(),
+            daemon_sets: Component::ALL.into_iter().filter_map(daemon_set).collect(),
+            leaders: self.leaders.clone(),
+            node,
+        }
+    }
+}
+
+/// The node that a Pod runs on, or is meant for: the Pods of a DaemonSet name theirs before they are scheduled.
+fn node_of(pod: &Pod) -> Option<&str> {
+    let spec = pod.spec.as_ref()?;
+    spec.node_name.as_deref().or_else(|| {
+        let affinity = spec.affinity.as_ref()?.node_affinity.as_ref()?;
+        let terms = &affinity.required_during_scheduling_ignored_during_execution.as_ref()?.node_selector_terms;
+        let fields = terms.iter().flat_map(|term| term.match_fields.iter().flatten());
+        let name = fields.filter(|field| field.key == "metadata.name" && field.operator == "In");
+        name.flat_map(|field| field.values.iter().flatten()).map(String::as_str).next()
+    })
 }
 
 /// Looks at a node through the API: the Node, its Pods, the DaemonSets and the Leases.
@@ -102,43 +198,25 @@ pub struct Observation {
 /// As the API says.
 pub async fn observe(control_plane: &ControlPlane, node: &str) -> Result<Observation> {
     let node = node_facts(&control_plane.node(node).await?);
-    let pods = control_plane.pods_on(&node.name).await?;
-    let mut observation = Observation {
-        requested_cpu: pods.iter().filter(|pod| !ended(pod)).map(requested_cpu).sum(),
-        guard_pod: pods
-            .iter()
-            .find(|pod| is_mirror_of(pod, GUARD, &node.name))
-            .map(|pod| pod_facts(pod, "guard")),
-        node,
-        pods: BTreeMap::new(),
-        daemon_sets: BTreeMap::new(),
-        leaders: BTreeMap::new(),
-    };
-    for component in Component::ALL {
-        let mine = pods
-            .iter()
-            .filter(|pod| is_of(pod, component))
-            .map(|pod| pod_facts(pod, component.name()));
-        observation.pods.insert(component, mine.collect());
-        if let Some(daemon_set) = control_plane.daemon_set(component).await? {
-            observation.daemon_sets.insert(component, daemon_set_facts(&daemon_set));
-        }
-        if let Some(name) = component.lease()
-            && let Some(lease) = control_plane.lease(name).await?
-            && let Some(holder) = lease
-                .spec
-                .and_then(|spec| spec.holder_identity)
-                .filter(|holder| !holder.is_empty())
-        {
-            observation.leaders.insert(component, holder);
-        }
-    }
-    Ok(observation)
+    Ok(Seen::look(control_plane).await?.on(node))
+}
+
+/// Looks at all control-plane nodes, sorted by name. The number of requests does not depend on how many there are.
+///
+/// # Errors
+/// As the API says.
+pub async fn observe_cluster(control_plane: &ControlPlane) -> Result<Vec<Observation>> {
+    let seen = Seen::look(control_plane).await?;
+    let nodes = control_plane.nodes().await?;
+    let mut all: Vec<Observation> = nodes.iter().map(|node| seen.on(node_facts(node))).collect();
+    all.retain(Observation::is_control_plane);
+    all.sort_by(|one, other| one.node.name.cmp(&other.node.name));
+    Ok(all)
 }
 
 /// Reduces a DaemonSet.
 #[must_use]
-pub fn daemon_set_facts(daemon_set: &k8s_openapi::api::apps::v1::DaemonSet) -> DaemonSetFacts {
+pub fn daemon_set_facts(daemon_set: &DaemonSet) -> DaemonSetFacts {
     let annotations = daemon_set.metadata.annotations.clone().unwrap_or_default();
     let spec = Some(&daemon_set.spec);
     let strategy = spec
@@ -154,6 +232,8 @@ pub fn daemon_set_facts(daemon_set: &k8s_openapi::api::apps::v1::DaemonSet) -> D
         .and_then(|volume| volume.host_path.as_ref())
         .map(|host_path| host_path.path.clone());
     DaemonSetFacts {
+        name: daemon_set.metadata.name.clone().unwrap_or_default(),
+        node: annotations.get(crate::daemon_set::NODE_ANNOTATION).cloned(),
         ours: is_ours(&daemon_set.metadata),
         original: annotations.get(crate::daemon_set::ORIGINAL_SHA256_ANNOTATION).cloned(),
         gap: strategy.as_deref() == Some("OnDelete"),
@@ -191,6 +271,13 @@ pub fn node_facts(node: &Node) -> NodeFacts {
         ),
         None => Some("the kubelet has not reported yet".into()),
     };
+    let name = node.metadata.name.clone().unwrap_or_default();
+    let said = status.addresses.iter().flatten().filter(|address| address.type_ == "Hostname");
+    let mut host_names: Vec<String> = said.map(|address| address.address.clone()).collect();
+    host_names.extend(labels.get("kubernetes.io/hostname").cloned());
+    host_names.push(name.clone());
+    host_names.sort();
+    host_names.dedup();
     let addresses: Vec<String> = status
         .addresses
         .unwrap_or_default()
@@ -214,8 +301,12 @@ pub fn node_facts(node: &Node) -> NodeFacts {
         }
     }
     let ours = |key: &String| key.starts_with(crate::names::NODE_PREFIX);
+    let system = status.node_info.unwrap_or_default();
     NodeFacts {
-        name: node.metadata.name.clone().unwrap_or_default(),
+        name,
+        host_names,
+        operating_system: system.operating_system,
+        architecture: system.architecture,
         uid: node.metadata.uid.clone().unwrap_or_default(),
         not_ready,
         address: addresses.first().cloned(),
@@ -263,7 +354,9 @@ fn is_of(pod: &Pod, component: Component) -> bool {
             == Some(component.name())
 }
 
-fn ended(pod: &Pod) -> bool {
+/// Whether a Pod has ended, and needs nothing any more.
+#[must_use]
+pub fn ended(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
@@ -362,7 +455,9 @@ fn trouble(status: &ContainerStatus) -> Option<String> {
     None
 }
 
-fn requested_cpu(pod: &Pod) -> i64 {
+/// CPU that a Pod requests, in thousandths of a core.
+#[must_use]
+pub fn requested_cpu(pod: &Pod) -> i64 {
     let containers = pod
         .spec
         .as_ref()

@@ -5,7 +5,7 @@
 //! API although one serves. So while a hand-over is on its way the list is looked at, and put back at once.
 
 use crate::cluster::ControlPlane;
-use k8s_openapi::api::core::v1::Endpoints;
+use k8s_openapi::api::core::v1::{EndpointAddress, Endpoints};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use shared::Result;
 use std::time::Duration;
@@ -17,17 +17,33 @@ const INTERVAL: Duration = Duration::from_millis(100);
 pub struct Saved {
     slice: EndpointSlice,
     endpoints: Option<Endpoints>,
+    /// Addresses that are kept: those of the node that is handed over, which lives.
+    addresses: Vec<String>,
 }
 
-/// Reads what is to be kept. `None` when there is nothing to keep: somebody runs without these objects.
+/// Reads what is to be kept: the addresses of one node. `None` when there is nothing to keep: somebody runs without these
+/// objects, or announces other addresses than the node's.
 ///
 /// # Errors
 /// As the API says.
-pub async fn save(control_plane: &ControlPlane) -> Result<Option<Saved>> {
-    let (slice, endpoints) = control_plane.own_endpoints().await?;
-    Ok(slice
-        .filter(|slice| !is_empty(slice))
-        .map(|slice| Saved { slice, endpoints }))
+pub async fn save(control_plane: &ControlPlane, addresses: &[String]) -> Result<Option<Saved>> {
+    let Some(slice) = control_plane.own_endpoint_slice().await? else {
+        return Ok(None);
+    };
+    let listed = addresses_of(&slice);
+    // A single address is the node's, whatever it is: behind a translation of addresses it may be another one.
+    let addresses: Vec<String> = match listed.as_slice() {
+        [only] => vec![only.clone()],
+        _ => addresses.iter().filter(|address| listed.contains(address)).cloned().collect(),
+    };
+    if addresses.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Saved {
+        endpoints: control_plane.own_endpoints().await?,
+        slice,
+        addresses,
+    }))
 }
 
 /// Keeps it until the returned future is dropped. Never ends by itself, and an API that does not answer for a moment is
@@ -38,38 +54,122 @@ pub async fn keep(control_plane: &ControlPlane, saved: Option<&Saved>) {
     };
     loop {
         if let Ok(Some(now)) = control_plane.own_endpoint_slice().await
-            && is_empty(&now)
+            && let Some(restored) = restored(saved, &now)
         {
-            let _ = control_plane
-                .restore_own_endpoints(&saved.slice, saved.endpoints.as_ref())
-                .await;
+            // somebody who wrote in between wins, and is looked at again
+            let _ = control_plane.write_own_endpoint_slice(&restored).await;
+            if let Ok(Some(endpoints)) = control_plane.own_endpoints().await {
+                let _ = control_plane.write_own_endpoints(&with_addresses(endpoints, saved)).await;
+            }
         }
         tokio::time::sleep(INTERVAL).await;
     }
 }
 
-fn is_empty(slice: &EndpointSlice) -> bool {
+fn addresses_of(slice: &EndpointSlice) -> Vec<String> {
     slice
         .endpoints
         .iter()
         .flatten()
-        .all(|endpoint| endpoint.addresses.is_empty())
+        .flat_map(|endpoint| endpoint.addresses.iter().cloned())
+        .collect()
+}
+
+/// The list with what is missing of the saved addresses; `None` when nothing is.
+fn restored(saved: &Saved, now: &EndpointSlice) -> Option<EndpointSlice> {
+    let there = addresses_of(now);
+    let missing: Vec<_> = saved
+        .slice
+        .endpoints
+        .iter()
+        .flatten()
+        .filter(|endpoint| {
+            endpoint
+                .addresses
+                .iter()
+                .any(|address| saved.addresses.contains(address) && !there.contains(address))
+        })
+        .cloned()
+        .collect();
+    if missing.is_empty() {
+        return None;
+    }
+    let mut restored = now.clone();
+    restored.endpoints.get_or_insert_default().extend(missing);
+    if restored.ports.as_ref().is_none_or(Vec::is_empty) {
+        restored.ports.clone_from(&saved.slice.ports);
+    }
+    Some(restored)
+}
+
+/// The older object, which clients of old read, with the saved addresses.
+fn with_addresses(mut endpoints: Endpoints, saved: &Saved) -> Endpoints {
+    if endpoints.subsets.iter().flatten().next().is_none() {
+        endpoints.subsets = saved.endpoints.as_ref().and_then(|saved| saved.subsets.clone());
+        for subset in endpoints.subsets.iter_mut().flatten() {
+            subset.addresses.iter_mut().for_each(|list| list.retain(|address| saved.addresses.contains(&address.ip)));
+        }
+        return endpoints;
+    }
+    if let Some(subset) = endpoints.subsets.iter_mut().flatten().next() {
+        let list = subset.addresses.get_or_insert_default();
+        for address in &saved.addresses {
+            if !list.iter().any(|there| there.ip == *address) {
+                list.push(EndpointAddress {
+                    ip: address.clone(),
+                    ..EndpointAddress::default()
+                });
+            }
+        }
+    }
+    endpoints
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, from_value, json};
+
+    fn slice(addresses: &[&str]) -> EndpointSlice {
+        let endpoints: Vec<Value> = addresses.iter().map(|address| json!({"addresses": [address]})).collect();
+        from_value(json!({"addressType": "IPv4", "endpoints": endpoints, "ports": [{"port": 6443}]})).unwrap()
+    }
 
     #[test]
-    fn a_slice_without_addresses_is_empty() {
-        for (endpoints, expected) in [
-            (serde_json::json!(null), true),
-            (serde_json::json!([]), true),
-            (serde_json::json!([{"addresses": ["10.0.0.1"]}]), false),
+    fn only_the_addresses_of_the_node_that_is_handed_over_are_put_back() {
+        let saved = Saved {
+            slice: slice(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]),
+            endpoints: None,
+            addresses: vec!["10.0.0.2".into()],
+        };
+        for (now, expected) in [
+            (slice(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]), None),
+            (slice(&["10.0.0.1", "10.0.0.3"]), Some(vec!["10.0.0.1", "10.0.0.3", "10.0.0.2"])),
+            // a node that died meanwhile stays out
+            (slice(&["10.0.0.2"]), None),
+            (slice(&["10.0.0.1"]), Some(vec!["10.0.0.1", "10.0.0.2"])),
+            (from_value(json!({"addressType": "IPv4", "endpoints": null})).unwrap(), Some(vec!["10.0.0.2"])),
         ] {
-            let slice =
-                serde_json::from_value(serde_json::json!({"addressType": "IPv4", "endpoints": endpoints})).unwrap();
-            assert_eq!(is_empty(&slice), expected);
+            let restored = restored(&saved, &now);
+            assert_eq!(restored.as_ref().map(addresses_of), expected.map(|list| list.into_iter().map(str::to_owned).collect()));
+            if let Some(restored) = restored {
+                assert_eq!(restored.ports, saved.slice.ports);
+            }
         }
+    }
+
+    #[test]
+    fn the_older_object_gets_them_too() {
+        let endpoints = |addresses: &[&str]| -> Endpoints {
+            let list: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
+            from_value(json!({"subsets": [{"addresses": list, "ports": [{"port": 6443}]}]})).unwrap()
+        };
+        let saved = Saved {
+            slice: slice(&["10.0.0.1", "10.0.0.2"]),
+            endpoints: Some(endpoints(&["10.0.0.1", "10.0.0.2"])),
+            addresses: vec!["10.0.0.2".into()],
+        };
+        assert_eq!(with_addresses(endpoints(&["10.0.0.1"]), &saved), endpoints(&["10.0.0.1", "10.0.0.2"]));
+        assert_eq!(with_addresses(Endpoints::default(), &saved).subsets, endpoints(&["10.0.0.2"]).subsets);
     }
 }

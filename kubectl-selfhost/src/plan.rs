@@ -124,6 +124,10 @@ pub struct PlanOptions {
     pub build: String,
     /// The node's address as Pods see it, if it is known.
     pub node_address: Option<IpAddr>,
+    /// Name of the Node that the DaemonSets are for alone.
+    pub only_node: Option<String>,
+    /// What stands for the originals that a DaemonSet was made from, where there is more than one.
+    pub originals: BTreeMap<Component, String>,
     /// The cluster has one control-plane node.
     pub single_node: bool,
     /// Feature gates.
@@ -139,6 +143,8 @@ impl PlanOptions {
             mode: Mode::Steered,
             build: build.into(),
             node_address: None,
+            only_node: None,
+            originals: BTreeMap::new(),
             single_node: true,
             feature_gates: FeatureGates::default(),
         }
@@ -152,9 +158,9 @@ impl PlanOptions {
             mode: self.mode,
             build: self.build.clone(),
             node_address: self.node_address,
-            per_node: false,
+            only_node: self.only_node.clone(),
             single_node: self.single_node,
-            original_sha256: Some(original.sha256.clone()),
+            original_sha256: Some(self.originals.get(&component).unwrap_or(&original.sha256).clone()),
         }
     }
 }

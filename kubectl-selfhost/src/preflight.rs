@@ -1,21 +1,21 @@
 //! What forbids a conversion on a live node: each check is a pure function over facts that were gathered before.
 
-use crate::live::{Live, is_converted};
-use crate::local_node::may_execute;
-use crate::names::{BIN_DIR, Component, FIELD_MANAGER, NAMESPACE, STATE_DIR};
-use crate::node::state::{ComponentFiles, Original};
-use crate::observe::{Observation, cpu};
+use crate::cluster::ControlPlane;
+use crate::component_state::is_converted;
+use crate::helper_pod::helper_pod;
+use crate::names::{Component, FIELD_MANAGER, NAMESPACE, STATE_DIR};
+use crate::node::state::Original;
+use crate::observe::{Observation, cpu, ended, requested_cpu};
 use crate::plan::{Gap, Plan, Snapshot};
 use crate::refusal::Refusal;
+use crate::survey::{BadPath, Survey};
+use crate::target::{Place, Target};
 use crate::webhooks::{BlockingWebhook, blocking_webhooks};
 use serde_json::{Value, json};
 use shared::Result;
-use std::collections::BTreeMap;
-use std::fs::Metadata;
-use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Everything that the checks look at.
+/// Everything that the checks of one node look at.
 #[derive(Debug)]
 pub struct Facts<'a> {
     /// What the API showed.
@@ -24,32 +24,43 @@ pub struct Facts<'a> {
     pub snapshot: &'a Snapshot,
     /// What is planned.
     pub plan: &'a Plan,
-    /// Permissions that are missing, as `verb resource`.
-    pub missing_permissions: Vec<String>,
-    /// Why a component's Pod would not be admitted.
-    pub not_admitted: BTreeMap<Component, String>,
-    /// Webhooks that can keep the Pods from being created.
-    pub webhooks: Vec<BlockingWebhook>,
-    /// hostPath volumes that are not on the node as they are asked for: component, volume, path, what is wrong.
-    pub bad_paths: Vec<(Component, String, String, String)>,
+    /// CPU that the Pods on the node request, in thousandths of a core.
+    pub requested_cpu: i64,
+    /// hostPath volumes that are not on the node as they are asked for.
+    pub bad_paths: Vec<BadPath>,
     /// Our directories on file systems that do not let files be executed.
     pub not_executable: Vec<String>,
     /// Manifests that the node's disk remembers as saved.
     pub remembered: BTreeMap<Component, Original>,
+    /// Why ports cannot be shared and steered there, from a trial.
+    pub steering_refused: Option<String>,
+}
+
+/// Everything that the checks of the cluster look at.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterFacts {
+    /// Permissions that are missing, as `verb resource`.
+    pub missing_permissions: Vec<String>,
+    /// Why the Pods of a DaemonSet, or helper Pods, would not be admitted: what, and why.
+    pub not_admitted: BTreeMap<String, String>,
+    /// Webhooks that can keep the Pods from being created.
+    pub webhooks: Vec<BlockingWebhook>,
 }
 
 /// What convert and revert do through the API.
-const PERMISSIONS: [(&str, &str, &str, &str); 14] = [
+const PERMISSIONS: [(&str, &str, &str, &str); 16] = [
     ("get", "", "nodes", ""),
     ("list", "", "nodes", ""),
     ("patch", "", "nodes", ""),
     ("list", "", "pods", ""),
     ("create", "", "pods", NAMESPACE),
     ("get", "", "pods/log", NAMESPACE),
+    ("list", "apps", "daemonsets", NAMESPACE),
     ("create", "apps", "daemonsets", NAMESPACE),
     ("delete", "apps", "daemonsets", NAMESPACE),
     ("patch", "", "secrets", NAMESPACE),
     ("delete", "", "secrets", NAMESPACE),
+    ("create", "coordination.k8s.io", "leases", NAMESPACE),
     ("update", "coordination.k8s.io", "leases", NAMESPACE),
     ("patch", "discovery.k8s.io", "endpointslices", "default"),
     (
@@ -66,61 +77,92 @@ const PERMISSIONS: [(&str, &str, &str, &str); 14] = [
     ),
 ];
 
-/// Gathers the facts. Nothing is changed: Pods are tried as a dry run.
+/// What is done through the API besides, where nodes are reached by helper Pods.
+const HELPER_PERMISSIONS: [(&str, &str, &str, &str); 3] = [
+    ("create", "", "pods/exec", NAMESPACE),
+    ("get", "", "pods/exec", NAMESPACE),
+    ("delete", "", "pods", NAMESPACE),
+];
+
+/// Gathers what is true of the whole cluster, and asks whether a helper for each of these nodes would be admitted. Nothing
+/// is changed: Pods are tried as a dry run.
 ///
 /// # Errors
 /// When the API cannot be asked.
-pub async fn gather<'a>(
-    live: &Live,
-    observation: &'a Observation,
-    snapshot: &'a Snapshot,
-    plan: &'a Plan,
-) -> Result<Facts<'a>> {
-    let control_plane = &live.control_plane;
-    let mut missing_permissions = Vec::new();
-    for (verb, group, resource, namespace) in PERMISSIONS {
+pub async fn gather_cluster(control_plane: &ControlPlane, away: &[&Target]) -> Result<ClusterFacts> {
+    let mut facts = ClusterFacts::default();
+    let more: &[_] = if away.is_empty() { &[] } else { &HELPER_PERMISSIONS };
+    for (verb, group, resource, namespace) in PERMISSIONS.iter().chain(more) {
         if !control_plane.may(verb, group, resource, namespace).await? {
             let place = if namespace.is_empty() {
                 String::new()
             } else {
                 format!(" in {namespace}")
             };
-            missing_permissions.push(format!("{verb} {resource}{place}"));
+            facts.missing_permissions.push(format!("{verb} {resource}{place}"));
         }
     }
-    let mut not_admitted = BTreeMap::new();
-    let mut webhooks = Vec::new();
-    if missing_permissions.is_empty() {
-        let (validating, mutating) = control_plane.webhooks().await?;
-        webhooks = blocking_webhooks(&validating, &mutating);
-        for component in &plan.components {
-            if let Some(daemon_set) = &component.daemon_set
-                && let Err(error) = control_plane.would_admit_pod(&pod_of(daemon_set)).await
-            {
-                not_admitted.insert(
-                    component.component,
-                    error.why().first().cloned().unwrap_or_else(|| error.to_string()),
-                );
-            }
+    if !facts.missing_permissions.is_empty() {
+        return Ok(facts);
+    }
+    let (validating, mutating) = control_plane.webhooks().await?;
+    facts.webhooks = blocking_webhooks(&validating, &mutating);
+    // one for all: only the node's name differs
+    if let Some(target) = away.first()
+        && let Place::Away { image } = &target.place
+        && let Err(error) = control_plane.would_admit_pod(&helper_pod(&target.node_name, image)).await
+    {
+        facts.not_admitted.insert("the helper".into(), first_reason(&error));
+    }
+    Ok(facts)
+}
+
+/// Asks whether the Pods of these DaemonSets would be admitted.
+///
+/// # Errors
+/// When the API cannot be asked.
+pub async fn try_pods<'a>(
+    control_plane: &ControlPlane,
+    daemon_sets: impl Iterator<Item = &'a Value>,
+    facts: &mut ClusterFacts,
+) -> Result<()> {
+    let mut tried = BTreeSet::new();
+    for daemon_set in daemon_sets {
+        let name = daemon_set["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        if tried.insert(name.clone())
+            && let Err(error) = control_plane.would_admit_pod(&pod_of(daemon_set)).await
+        {
+            facts.not_admitted.insert(name, first_reason(&error));
         }
     }
-    let not_executable = [BIN_DIR]
-        .into_iter()
-        .filter(|path| may_execute(Path::new(path)) == Some(false));
-    let remembered = Component::ALL.into_iter().filter_map(|component| {
-        let bytes = std::fs::read(ComponentFiles::new(component).original_metadata()).ok()?;
-        Some((component, serde_json::from_slice(&bytes).ok()?))
-    });
+    Ok(())
+}
+
+fn first_reason(error: &shared::Error) -> String {
+    error.why().first().cloned().unwrap_or_else(|| error.to_string())
+}
+
+/// Gathers what is true of one node.
+///
+/// # Errors
+/// When the API cannot be asked.
+pub async fn gather<'a>(
+    control_plane: &ControlPlane,
+    observation: &'a Observation,
+    survey: &Survey,
+    snapshot: &'a Snapshot,
+    plan: &'a Plan,
+) -> Result<Facts<'a>> {
+    let pods = control_plane.pods_on(&observation.node.name).await?;
     Ok(Facts {
+        requested_cpu: pods.iter().filter(|pod| !ended(pod)).map(requested_cpu).sum(),
         observation,
         snapshot,
         plan,
-        missing_permissions,
-        not_admitted,
-        webhooks,
-        bad_paths: bad_paths(snapshot),
-        not_executable: not_executable.map(str::to_owned).collect(),
-        remembered: remembered.collect(),
+        bad_paths: survey.bad_paths.clone(),
+        not_executable: survey.not_executable.clone(),
+        remembered: survey.remembered.clone(),
+        steering_refused: survey.steering_refused.clone(),
     })
 }
 
@@ -133,57 +175,23 @@ fn pod_of(daemon_set: &Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
 }
 
-fn bad_paths(snapshot: &Snapshot) -> Vec<(Component, String, String, String)> {
-    let mut bad = Vec::new();
-    for (component, file) in &snapshot.inventory.originals {
-        let Ok(spec) = crate::component_spec::ComponentSpec::new(*component, &file.pod) else {
-            continue;
-        };
-        for host_path in spec.host_paths() {
-            let found = std::fs::metadata(&host_path.path).ok();
-            if let Some(wrong) = wrong_path(&host_path.kind, found.as_ref()) {
-                bad.push((*component, host_path.volume, host_path.path, wrong.to_owned()));
-            }
-        }
-    }
-    bad
-}
-
-/// What is wrong with a path for a hostPath volume of that type. `FileOrCreate` is taken at its word only when the file is
-/// there: the kubelet would make an empty one, and no component starts from an empty file.
-fn wrong_path(kind: &str, found: Option<&Metadata>) -> Option<&'static str> {
-    match (kind, found) {
-        ("" | "DirectoryOrCreate", _) => None,
-        (_, None) => Some("is not there"),
-        ("Directory", Some(found)) if !found.is_dir() => Some("is not a directory"),
-        ("File" | "FileOrCreate", Some(found)) if !found.is_file() => Some("is not a file"),
-        ("FileOrCreate", Some(found)) if found.len() == 0 => Some("is an empty file"),
-        ("Socket", Some(found)) if !found.file_type().is_socket() => Some("is not a socket"),
-        _ => None,
-    }
-}
-
-/// Everything that forbids the conversion.
+/// Everything that forbids the conversion of the node.
 #[must_use]
 pub fn refusals(facts: &Facts<'_>) -> Vec<Refusal> {
-    [
-        node,
-        permissions,
-        manifests,
-        admission,
-        paths,
-        running,
-        capacity,
-        foreign,
-    ]
-    .iter()
-    .flat_map(|check| check(facts))
-    .collect()
+    let checks = [executable, steering, manifests, paths, running, capacity, foreign];
+    let found = checks.iter().flat_map(|check| check(facts));
+    node(facts.observation).into_iter().chain(found).collect()
+}
+
+/// Everything that forbids a conversion in this cluster.
+#[must_use]
+pub fn cluster_refusals(facts: &ClusterFacts) -> Vec<Refusal> {
+    [permissions, admission].iter().flat_map(|check| check(facts)).collect()
 }
 
 /// What the reader should know, and what forbids nothing.
 #[must_use]
-pub fn warnings(facts: &Facts<'_>) -> Vec<String> {
+pub fn warnings(facts: &ClusterFacts) -> Vec<String> {
     facts
         .webhooks
         .iter()
@@ -196,8 +204,24 @@ pub fn warnings(facts: &Facts<'_>) -> Vec<String> {
         .collect()
 }
 
-fn node(facts: &Facts<'_>) -> Vec<Refusal> {
-    let node = &facts.observation.node;
+fn steering(facts: &Facts<'_>) -> Vec<Refusal> {
+    let steered = facts.plan.components.iter().any(|plan| plan.daemon_set.is_some() && plan.expected_gap == Gap::None);
+    let why = facts.steering_refused.as_ref().filter(|_| steered);
+    why.map(|why| {
+        Refusal::new(
+            format!("Node {}", facts.observation.node.name),
+            format!("ports cannot be shared and steered here: {why}"),
+            "convert with --mode gap: each component is away for one start (about 3 s for the apiserver)",
+        )
+    })
+    .into_iter()
+    .collect()
+}
+
+/// What of a Node alone forbids its conversion.
+#[must_use]
+pub fn node(observation: &Observation) -> Vec<Refusal> {
+    let node = &observation.node;
     let object = format!("Node {}", node.name);
     let mut refusals = Vec::new();
     if let Some(why) = &node.not_ready {
@@ -214,17 +238,21 @@ fn node(facts: &Facts<'_>) -> Vec<Refusal> {
             "configure the control plane through its KubeadmControlPlane object",
         ));
     }
-    refusals.extend(facts.not_executable.iter().map(|path| {
+    refusals
+}
+
+fn executable(facts: &Facts<'_>) -> Vec<Refusal> {
+    let refusal = |path: &String| {
         Refusal::new(
             path,
             "lies on a file system that is mounted noexec: the Pods could not run our executable from there",
             "remount it with exec, or mount another file system there",
         )
-    }));
-    refusals
+    };
+    facts.not_executable.iter().map(refusal).collect()
 }
 
-fn permissions(facts: &Facts<'_>) -> Vec<Refusal> {
+fn permissions(facts: &ClusterFacts) -> Vec<Refusal> {
     if facts.missing_permissions.is_empty() {
         return Vec::new();
     }
@@ -238,7 +266,7 @@ fn permissions(facts: &Facts<'_>) -> Vec<Refusal> {
 /// What can be read from a directory and not be done on a node.
 fn manifests(facts: &Facts<'_>) -> Vec<Refusal> {
     let mut refusals = Vec::new();
-    for (component, file) in &facts.snapshot.inventory.originals {
+    for file in facts.snapshot.inventory.originals.values() {
         let path = file.path.display().to_string();
         if file.symlink {
             refusals.push(Refusal::new(
@@ -247,40 +275,17 @@ fn manifests(facts: &Facts<'_>) -> Vec<Refusal> {
                 "put the manifest itself into the manifest directory",
             ));
         }
-        let user = |value: &Value| {
-            value
-                .get("securityContext")
-                .and_then(|context| context.get("runAsUser"))
-                .and_then(Value::as_i64)
-        };
-        let main = crate::component_spec::ComponentSpec::new(*component, &file.pod).ok();
-        let uid = main
-            .and_then(|spec| user(spec.container()))
-            .or_else(|| file.pod.get("spec").and_then(user))
-            .unwrap_or(0);
-        let steered = facts
-            .plan
-            .components
-            .iter()
-            .any(|plan| plan.component == *component && plan.expected_gap == Gap::None);
-        if uid != 0 && steered {
-            refusals.push(Refusal::new(
-                &path,
-                format!("runs {component} as user {uid}, and only that user's sockets may join its port: the guard, which steers it, is root"),
-                "convert with --mode gap, or run it as root",
-            ));
-        }
     }
     refusals
 }
 
-fn admission(facts: &Facts<'_>) -> Vec<Refusal> {
+fn admission(facts: &ClusterFacts) -> Vec<Refusal> {
     facts
         .not_admitted
         .iter()
-        .map(|(component, why)| {
+        .map(|(whose, why)| {
             Refusal::new(
-                format!("Pods of {}", component.daemon_set_name()),
+                format!("Pods of {whose}"),
                 format!("would not be admitted to kube-system: {why}"),
                 "change the quota, LimitRange, policy or webhook that refuses them, or exclude kube-system from it",
             )
@@ -292,7 +297,13 @@ fn paths(facts: &Facts<'_>) -> Vec<Refusal> {
     facts
         .bad_paths
         .iter()
-        .map(|(component, volume, path, wrong)| {
+        .map(|bad| {
+            let BadPath {
+                component,
+                volume,
+                path,
+                wrong,
+            } = bad;
             Refusal::new(
                 path,
                 format!("{wrong}, and the volume {volume} of {component} needs it"),
@@ -359,7 +370,7 @@ fn capacity(facts: &Facts<'_>) -> Vec<Refusal> {
         })
         .max()
         .unwrap_or(0);
-    let free = facts.observation.node.allocatable_cpu - facts.observation.requested_cpu;
+    let free = facts.observation.node.allocatable_cpu - facts.requested_cpu;
     if facts.observation.node.allocatable_cpu == 0 || needed <= free {
         return Vec::new();
     }
@@ -373,10 +384,10 @@ fn capacity(facts: &Facts<'_>) -> Vec<Refusal> {
 /// Things under our names that are not ours, and what an earlier attempt of somebody else left.
 fn foreign(facts: &Facts<'_>) -> Vec<Refusal> {
     let mut refusals = Vec::new();
-    for (component, daemon_set) in &facts.observation.daemon_sets {
+    for daemon_set in facts.observation.daemon_sets.values() {
         if !daemon_set.ours {
             refusals.push(Refusal::new(
-                format!("DaemonSet {NAMESPACE}/{}", component.daemon_set_name()),
+                format!("DaemonSet {NAMESPACE}/{}", daemon_set.name),
                 format!("is there already and was not made by this program (no label app.kubernetes.io/managed-by={FIELD_MANAGER})"),
                 "find out whose it is; an unfinished `kubeadm alpha selfhosting pivot` leaves such a one: delete it when no Pod of it serves",
             ));

@@ -6,7 +6,8 @@ use crate::node::state::Desired;
 use crate::observe::{DaemonSetFacts, node_facts, pod_facts};
 use crate::plan::{PlanOptions, plan};
 use serde_json::from_value;
-use std::os::unix::net::UnixListener;
+use crate::names::BIN_DIR;
+use std::path::Path;
 use std::sync::LazyLock;
 
 /// Everything that [`Facts`] borrows or holds.
@@ -14,12 +15,12 @@ struct World {
     observation: Observation,
     snapshot: Snapshot,
     plan: Plan,
-    missing_permissions: Vec<String>,
-    not_admitted: BTreeMap<Component, String>,
-    webhooks: Vec<BlockingWebhook>,
-    bad_paths: Vec<(Component, String, String, String)>,
+    cluster: ClusterFacts,
+    requested_cpu: i64,
+    bad_paths: Vec<BadPath>,
     not_executable: Vec<String>,
     remembered: BTreeMap<Component, Original>,
+    steering_refused: Option<String>,
 }
 
 /// A Node as the API shows it.
@@ -65,7 +66,6 @@ impl World {
             guard_pod: None,
             daemon_sets: BTreeMap::new(),
             leaders: BTreeMap::new(),
-            requested_cpu: 650,
         };
         for component in Component::ALL {
             let pod = from_value(mirror(component, true, &json!({"running": {}}))).unwrap();
@@ -77,12 +77,12 @@ impl World {
             observation,
             snapshot,
             plan,
-            missing_permissions: Vec::new(),
-            not_admitted: BTreeMap::new(),
-            webhooks: Vec::new(),
+            cluster: ClusterFacts::default(),
+            requested_cpu: 650,
             bad_paths: Vec::new(),
             not_executable: Vec::new(),
             remembered: BTreeMap::new(),
+            steering_refused: None,
         }
     }
 
@@ -91,17 +91,16 @@ impl World {
             observation: &self.observation,
             snapshot: &self.snapshot,
             plan: &self.plan,
-            missing_permissions: self.missing_permissions.clone(),
-            not_admitted: self.not_admitted.clone(),
-            webhooks: self.webhooks.clone(),
+            requested_cpu: self.requested_cpu,
             bad_paths: self.bad_paths.clone(),
             not_executable: self.not_executable.clone(),
             remembered: self.remembered.clone(),
+            steering_refused: self.steering_refused.clone(),
         }
     }
 
     fn refusals(&self) -> Vec<Refusal> {
-        refusals(&self.facts())
+        [cluster_refusals(&self.cluster), refusals(&self.facts())].concat()
     }
 
     fn node(&mut self, change: impl FnOnce(&mut Value)) {
@@ -134,6 +133,8 @@ impl World {
 
     fn daemon_set(&mut self, component: Component, ours: bool) {
         let facts = DaemonSetFacts {
+            name: component.daemon_set_name(),
+            node: None,
             ours,
             original: None,
             gap: false,
@@ -152,7 +153,7 @@ type Change = fn(&mut World);
 /// A fact, and words of the one refusal that it causes: of its object, of what is wrong, of the remedy.
 type Case = (&'static str, Change, &'static str, &'static str, &'static str);
 
-const CASES: [Case; 17] = [
+const CASES: [Case; 16] = [
     (
         "the kubelet says it is not ready",
         |world| {
@@ -188,7 +189,7 @@ const CASES: [Case; 17] = [
     ),
     (
         "permissions are missing",
-        |world| world.missing_permissions = vec!["patch nodes".into(), "create daemonsets in kube-system".into()],
+        |world| world.cluster.missing_permissions = vec!["patch nodes".into(), "create daemonsets in kube-system".into()],
         "your user",
         "may not: patch nodes, create daemonsets in kube-system",
         "/etc/kubernetes/admin.conf",
@@ -196,7 +197,7 @@ const CASES: [Case; 17] = [
     (
         "a quota refuses the Pods",
         |world| {
-            world.not_admitted.insert(SCHEDULER, "exceeded quota: pods".into());
+            world.cluster.not_admitted.insert(SCHEDULER.daemon_set_name(), "exceeded quota: pods".into());
         },
         "Pods of self-hosted-kube-scheduler",
         "would not be admitted to kube-system: exceeded quota: pods",
@@ -205,12 +206,12 @@ const CASES: [Case; 17] = [
     (
         "a file behind a volume is missing",
         |world| {
-            world.bad_paths.push((
-                APISERVER,
-                "policy".into(),
-                "/etc/kubernetes/policy.yaml".into(),
-                "is not there".into(),
-            ));
+            world.bad_paths.push(BadPath {
+                component: APISERVER,
+                volume: "policy".into(),
+                path: "/etc/kubernetes/policy.yaml".into(),
+                wrong: "is not there".into(),
+            });
         },
         "/etc/kubernetes/policy.yaml",
         "is not there, and the volume policy of kube-apiserver needs it",
@@ -224,21 +225,10 @@ const CASES: [Case; 17] = [
         "put the manifest itself",
     ),
     (
-        "the Pod runs as another user than the guard",
-        |world| world.original(APISERVER).pod["spec"]["securityContext"]["runAsUser"] = json!(65532),
-        "kube-apiserver.yaml",
-        "runs kube-apiserver as user 65532",
-        "--mode gap",
-    ),
-    (
-        "the container runs as another user than its Pod",
-        |world| {
-            let pod = &mut world.original(APISERVER).pod;
-            pod["spec"]["securityContext"]["runAsUser"] = json!(0);
-            pod["spec"]["containers"][0]["securityContext"]["runAsUser"] = json!(1000);
-        },
-        "kube-apiserver.yaml",
-        "runs kube-apiserver as user 1000",
+        "ports cannot be steered on the node",
+        |world| world.steering_refused = Some("setsockopt was refused".into()),
+        "Node cp-1",
+        "ports cannot be shared and steered here: setsockopt was refused",
         "--mode gap",
     ),
     (
@@ -280,7 +270,7 @@ const CASES: [Case; 17] = [
     ),
     (
         "there is no CPU for two apiservers",
-        |world| world.observation.requested_cpu = 1751,
+        |world| world.requested_cpu = 1751,
         "Node cp-1",
         "has 249m CPU left to request, and 250m are needed",
         "move other Pods away",
@@ -308,7 +298,7 @@ const CASES: [Case; 17] = [
 fn a_healthy_node_is_not_refused_and_nothing_is_remarked() {
     let world = World::healthy();
     assert_eq!(world.refusals(), []);
-    assert_eq!(warnings(&world.facts()), Vec::<String>::new());
+    assert_eq!(warnings(&world.cluster), Vec::<String>::new());
 }
 
 #[test]
@@ -352,19 +342,17 @@ fn two_facts_cause_two_refusals() {
 #[test]
 fn what_is_allowed_just_so_is_not_refused() {
     let allowed: [(&str, Change); 9] = [
-        ("another user in gap mode, where nothing is steered", |world| {
+        ("another user than root", |world| {
             world.original(APISERVER).pod["spec"]["securityContext"]["runAsUser"] = json!(65532);
+        }),
+        ("ports that cannot be steered, in gap mode", |world| {
+            world.steering_refused = Some("setsockopt was refused".into());
             for plan in &mut world.plan.components {
                 plan.expected_gap = Gap::OneStart;
             }
         }),
-        ("a container that is root in the Pod of another user", |world| {
-            let pod = &mut world.original(APISERVER).pod;
-            pod["spec"]["securityContext"]["runAsUser"] = json!(65532);
-            pod["spec"]["containers"][0]["securityContext"]["runAsUser"] = json!(0);
-        }),
         ("as much CPU as is needed", |world| {
-            world.observation.requested_cpu = 1750;
+            world.requested_cpu = 1750;
         }),
         ("a node that does not tell its CPU", |world| {
             world.node(|node| node["status"]["allocatable"] = json!({}));
@@ -411,7 +399,7 @@ fn only_components_of_the_plan_must_run() {
 #[test]
 fn the_needed_cpu_is_that_of_the_largest_component_with_its_side_cars() {
     let mut world = World::healthy();
-    world.observation.requested_cpu = 1500;
+    world.requested_cpu = 1500;
     assert_eq!(world.refusals(), []);
     for plan in &mut world.plan.components {
         if plan.component == APISERVER
@@ -431,11 +419,11 @@ fn the_needed_cpu_is_that_of_the_largest_component_with_its_side_cars() {
 #[test]
 fn webhooks_are_a_warning_and_no_refusal() {
     let mut world = World::healthy();
-    world.webhooks.push(BlockingWebhook {
+    world.cluster.webhooks.push(BlockingWebhook {
         name: "ValidatingWebhookConfiguration policy, webhook pods.example.test".into(),
     });
     assert_eq!(world.refusals(), []);
-    let [warning] = <[String; 1]>::try_from(warnings(&world.facts())).unwrap();
+    let [warning] = <[String; 1]>::try_from(warnings(&world.cluster)).unwrap();
     assert!(
         warning.starts_with("ValidatingWebhookConfiguration policy, webhook pods.example.test: "),
         "{warning}"
@@ -455,63 +443,4 @@ fn the_pod_of_the_trial_is_what_the_daemon_set_would_make() {
         assert_eq!(pod["metadata"]["namespace"], NAMESPACE);
         from_value::<k8s_openapi::api::core::v1::Pod>(pod).unwrap();
     }
-}
-
-#[test]
-fn paths_are_held_against_the_type_of_their_volume() {
-    let directory = tempfile::tempdir().unwrap();
-    let at = |name: &str| directory.path().join(name);
-    std::fs::create_dir(at("directory")).unwrap();
-    std::fs::write(at("file"), "x").unwrap();
-    std::fs::write(at("empty"), "").unwrap();
-    let _socket = UnixListener::bind(at("socket")).unwrap();
-    let not_there = Some("is not there");
-    let (no_directory, no_file, no_socket) = (
-        Some("is not a directory"),
-        Some("is not a file"),
-        Some("is not a socket"),
-    );
-    let names = ["missing", "directory", "file", "empty", "socket"];
-    for (kind, expected) in [
-        ("", [None; 5]),
-        ("DirectoryOrCreate", [None; 5]),
-        ("Directory", [not_there, None, no_directory, no_directory, no_directory]),
-        ("File", [not_there, no_file, None, None, no_file]),
-        (
-            "FileOrCreate",
-            [not_there, no_file, None, Some("is an empty file"), no_file],
-        ),
-        ("Socket", [not_there, no_socket, no_socket, no_socket, None]),
-    ] {
-        for (name, expected) in names.iter().zip(expected) {
-            let found = std::fs::metadata(at(name)).ok();
-            assert_eq!(wrong_path(kind, found.as_ref()), expected, "{kind:?} {name}");
-        }
-    }
-}
-
-#[test]
-fn paths_of_all_volumes_are_looked_at() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut world = World::healthy();
-    let missing = directory.path().join("policy.yaml").display().to_string();
-    for file in world.snapshot.inventory.originals.values_mut() {
-        let volumes = file.pod["spec"]["volumes"].as_array_mut().unwrap();
-        for volume in volumes.iter_mut() {
-            volume["hostPath"] = json!({"path": directory.path(), "type": "Directory"});
-        }
-        volumes.push(json!({"name": "policy", "hostPath": {"path": missing, "type": "File"}}));
-    }
-    let expected: Vec<_> = Component::ALL
-        .into_iter()
-        .map(|component| {
-            (
-                component,
-                "policy".to_owned(),
-                missing.clone(),
-                "is not there".to_owned(),
-            )
-        })
-        .collect();
-    assert_eq!(bad_paths(&world.snapshot), expected);
 }

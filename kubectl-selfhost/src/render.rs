@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use shared::table::Table;
 
+use crate::cluster_plan::{ClusterPlan, NodePlan as ClusterNode};
 use crate::plan::{Change, ComponentPlan, ComponentState, Gap, Plan};
 
 /// Colours, or none.
@@ -228,4 +229,116 @@ pub fn daemon_sets_yaml(plan: &Plan) -> shared::Result<String> {
         .map(shared::yaml::to_string)
         .collect::<Result<Vec<_>, _>>()?;
     Ok(documents.join("---\n"))
+}
+
+/// The plan of a cluster as text: that of each node; where a node's changes are those of the one before, this is said
+/// instead.
+#[must_use]
+pub fn render_cluster_text(plan: &ClusterPlan, width: usize, color: bool) -> String {
+    let palette = Palette { color };
+    let mut lines = Vec::new();
+    let mut shown: Vec<&ClusterNode> = Vec::new();
+    for node in &plan.nodes {
+        lines.push(palette.bold(&format!("Node {}", node.node)));
+        for component in &node.plan.components {
+            let same = shown.iter().find(|other| {
+                let plans = &other.plan.components;
+                component.daemon_set.is_some() && plans.iter().any(|other| is_alike(other, component))
+            });
+            match same {
+                Some(other) => lines.push(format!(
+                    "{}: {} -> {}, the same changes as on Node {}",
+                    palette.bold(component.component.name()),
+                    component.state.name(),
+                    ComponentState::SelfHosted.name(),
+                    other.node
+                )),
+                None => render_component(component, width, palette, &mut lines),
+            }
+        }
+        if lines.last().is_some_and(|line| !line.is_empty()) {
+            lines.push(String::new());
+        }
+        shown.push(node);
+    }
+    push_cluster_conclusion(plan, width, palette, &mut lines);
+    lines.join("\n")
+}
+
+/// Whether two nodes' plans of a component say the same: the values before may differ, such as a node's own address.
+fn is_alike(one: &ComponentPlan, other: &ComponentPlan) -> bool {
+    let said = |plan: &ComponentPlan| {
+        let changes = plan.changes.iter().map(|change| (change.path.clone(), change.after.clone(), change.mutator));
+        (plan.component, plan.state, plan.manifest.clone(), plan.warnings.clone(), changes.collect::<Vec<_>>())
+    };
+    said(one) == said(other)
+}
+
+/// The plan of a cluster in a few lines: what `convert` shows before it asks.
+#[must_use]
+pub fn render_cluster_summary(plan: &ClusterPlan, width: usize, color: bool) -> String {
+    let palette = Palette { color };
+    let mut table = Table::new(["NODE", "COMPONENT", "NOW", "THEN", "FIELDS CHANGED", "EXPECTED GAP"]);
+    for node in &plan.nodes {
+        for component in &node.plan.components {
+            let paths: BTreeSet<&str> = component.changes.iter().map(|change| change.path.as_str()).collect();
+            table.row([
+                &node.node,
+                component.component.name(),
+                component.state.name(),
+                ComponentState::SelfHosted.name(),
+                &paths.len().to_string(),
+                component.expected_gap.name(),
+            ]);
+        }
+    }
+    let mut lines = Vec::new();
+    if !table.is_empty() {
+        lines.push(table.render(Some(width)));
+    }
+    let mut told = BTreeSet::new();
+    for component in plan.nodes.iter().flat_map(|node| &node.plan.components) {
+        for warning in &component.warnings {
+            let warning = format!("{}: {warning}", component.component);
+            if told.insert(warning.clone()) {
+                push_wrapped(&mut lines, "warning: ", &warning, width, |text| palette.yellow(text));
+            }
+        }
+    }
+    push_cluster_conclusion(plan, width, palette, &mut lines);
+    lines.join("\n")
+}
+
+fn push_cluster_conclusion(plan: &ClusterPlan, width: usize, palette: Palette, lines: &mut Vec<String>) {
+    let mut untouched: Vec<String> = Vec::new();
+    for name in plan.nodes.iter().flat_map(|node| &node.plan.untouched) {
+        if !untouched.contains(name) {
+            untouched.push(name.clone());
+        }
+    }
+    let whole = Plan {
+        components: plan.nodes.iter().flat_map(|node| node.plan.components.clone()).collect(),
+        untouched,
+        refusals: plan.all_refusals(),
+        warnings: plan.all_warnings(),
+        ..Plan::default()
+    };
+    push_conclusion(&whole, width, palette, lines);
+}
+
+/// The DaemonSets of a cluster's plan as a stream of YAML documents, each once.
+///
+/// # Errors
+/// As [`daemon_sets_yaml`].
+pub fn cluster_daemon_sets_yaml(plan: &ClusterPlan) -> shared::Result<String> {
+    let mut components: Vec<ComponentPlan> = Vec::new();
+    for component in plan.nodes.iter().flat_map(|node| &node.plan.components) {
+        if !components.iter().any(|known| known.daemon_set == component.daemon_set) {
+            components.push(component.clone());
+        }
+    }
+    daemon_sets_yaml(&Plan {
+        components,
+        ..Plan::default()
+    })
 }

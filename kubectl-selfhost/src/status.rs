@@ -1,8 +1,8 @@
-//! `kubectl selfhost status`: what serves each component on this node.
+//! `kubectl selfhost status`: what serves each component on each node.
 
 use crate::cluster::ControlPlane;
 use crate::hand_over::last_log_line;
-use crate::live::component_state;
+use crate::component_state::component_state;
 use crate::names::{Component, GUARD};
 use crate::node::state::ForeignManifest;
 use crate::observe::{Observation, PodFacts};
@@ -13,11 +13,19 @@ use shared::table::Table;
 /// Everything that `status -o json` prints; `apiVersion` changes when a field changes its meaning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Status {
+pub struct ClusterStatus {
     /// `selfhost/v1`.
     pub api_version: &'static str,
-    /// `Status`.
+    /// `ClusterStatus`.
     pub kind: &'static str,
+    /// The control-plane nodes, by name.
+    pub nodes: Vec<Status>,
+}
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
     /// The Node.
     pub node: String,
     /// The components, in the order of a conversion.
@@ -88,7 +96,17 @@ pub struct GuardStatus {
     pub trouble: Option<String>,
 }
 
-/// The status without the logs of Pods.
+/// The status of all nodes, without the logs of Pods.
+#[must_use]
+pub fn cluster_status(observations: &[&Observation]) -> ClusterStatus {
+    ClusterStatus {
+        api_version: API_VERSION,
+        kind: "ClusterStatus",
+        nodes: observations.iter().map(|observation| status(observation)).collect(),
+    }
+}
+
+/// The status of one node, without the logs of Pods.
 #[must_use]
 pub fn status(observation: &Observation) -> Status {
     let components = Component::ALL
@@ -97,8 +115,6 @@ pub fn status(observation: &Observation) -> Status {
         .collect();
     let guard = observation.node.guard.as_ref();
     Status {
-        api_version: API_VERSION,
-        kind: "Status",
         node: observation.node.name.clone(),
         components,
         guard: GuardStatus {
@@ -165,16 +181,21 @@ fn version(image: &str) -> String {
     last.split_once(':').map(|(_, tag)| tag.to_owned()).unwrap_or_default()
 }
 
-/// Adds the last line of each Pod that is in trouble.
-pub async fn add_log_lines(status: &mut Status, observation: &Observation, control_plane: &ControlPlane) {
-    for component in &mut status.components {
-        let pods = observation
-            .pods
-            .get(&component.component)
-            .map(Vec::as_slice)
-            .unwrap_or_default();
-        for trouble in &mut component.troubles {
-            if let Some(pod) = pods.iter().find(|pod| pod.name == trouble.pod) {
+/// Most requests for logs: a status is to cost little, whatever is wrong.
+const MOST_LOG_REQUESTS: u32 = 4;
+
+/// Adds the last line of Pods that are in trouble, as far as a few requests go.
+pub async fn add_log_lines(status: &mut ClusterStatus, observations: &[&Observation], control_plane: &ControlPlane) {
+    let mut requests = 0;
+    for (node, observation) in status.nodes.iter_mut().zip(observations) {
+        for component in &mut node.components {
+            let pods = observation.pods.get(&component.component).map(Vec::as_slice).unwrap_or_default();
+            for trouble in &mut component.troubles {
+                let Some(pod) = pods.iter().find(|pod| pod.name == trouble.pod) else { continue };
+                requests += if pod.ended { 2 } else { 1 };
+                if requests > MOST_LOG_REQUESTS {
+                    return;
+                }
                 trouble.last_log_line = last_log_line(control_plane, pod).await;
             }
         }
@@ -183,34 +204,49 @@ pub async fn add_log_lines(status: &mut Status, observation: &Observation, contr
 
 /// For people.
 #[must_use]
-pub fn table(status: &Status, wide: bool) -> Table {
-    let mut headers = vec!["COMPONENT", "STATE", "VERSION", "READY", "LEADER", "GUARD"];
+pub fn table(status: &ClusterStatus, wide: bool) -> Table {
+    let mut headers = vec!["NODE", "COMPONENT", "STATE", "VERSION", "READY", "LEADER", "GUARD"];
     if wide {
-        headers.extend(["POD", "NODE"]);
+        headers.extend(["POD", "BUILD"]);
     }
     let mut table = Table::new(headers);
-    let guard = if status.guard.running { "running" } else { "none" };
-    for component in &status.components {
-        let mut row = vec![
-            component.component.name().to_owned(),
-            component.state.name().to_owned(),
-            component.version.clone(),
-            component.ready.to_string(),
-            component.leader.clone().map_or("-".into(), |leader| {
-                leader.split('_').next().unwrap_or_default().to_owned()
-            }),
-            guard.to_owned(),
-        ];
-        if wide {
-            row.push(component.pod.clone().unwrap_or_else(|| "-".into()));
-            row.push(status.node.clone());
+    for node in &status.nodes {
+        let guard = if node.guard.running { "running" } else { "none" };
+        for component in &node.components {
+            let mut row = vec![
+                node.node.clone(),
+                component.component.name().to_owned(),
+                component.state.name().to_owned(),
+                component.version.clone(),
+                component.ready.to_string(),
+                component.leader.clone().map_or("-".into(), |leader| {
+                    leader.rsplit_once('_').map_or(leader.as_str(), |(host, _)| host).to_owned()
+                }),
+                guard.to_owned(),
+            ];
+            if wide {
+                row.push(component.pod.clone().unwrap_or_else(|| "-".into()));
+                row.push(node.guard.build.clone().unwrap_or_else(|| "-".into()));
+            }
+            table.row(row);
         }
-        table.row(row);
     }
     table
 }
 
 /// What the table has no place for, a line each.
+#[must_use]
+pub fn cluster_remarks(status: &ClusterStatus) -> Vec<String> {
+    let several = status.nodes.len() > 1;
+    let of_node = |node: &Status| {
+        let name = node.node.clone();
+        let remarks = remarks(node).into_iter();
+        remarks.map(move |remark| if several { format!("{name}: {remark}") } else { remark }).collect::<Vec<_>>()
+    };
+    status.nodes.iter().flat_map(of_node).collect()
+}
+
+/// What the table has no place for of one node, a line each.
 #[must_use]
 pub fn remarks(status: &Status) -> Vec<String> {
     let mut remarks = Vec::new();

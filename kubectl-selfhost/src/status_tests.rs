@@ -22,7 +22,6 @@ fn observation(reports: &[(Component, Value)]) -> Observation {
         guard_pod: Some(facts("selfhost-guard-cp-1", "guard", true, &running())),
         daemon_sets: BTreeMap::new(),
         leaders: BTreeMap::new(),
-        requested_cpu: 0,
     }
 }
 
@@ -134,9 +133,27 @@ fn busy_status() -> Status {
     status
 }
 
+fn cluster(node: Status) -> ClusterStatus {
+    ClusterStatus {
+        api_version: API_VERSION,
+        kind: "ClusterStatus",
+        nodes: vec![node],
+    }
+}
+
+#[test]
+fn remarks_name_their_node_where_there_are_several() {
+    let mut status = cluster(busy_status());
+    let alone = cluster_remarks(&status);
+    assert!(alone.iter().all(|remark| !remark.starts_with("cp-1: ")), "{alone:?}");
+    status.nodes.push(busy_status());
+    assert_eq!(cluster_remarks(&status).len(), 2 * alone.len());
+    assert!(cluster_remarks(&status).iter().all(|remark| remark.starts_with("cp-1: ")));
+}
+
 #[test]
 fn the_json_has_its_documented_shape() {
-    insta::assert_snapshot!("json", serde_json::to_string_pretty(&busy_status()).unwrap());
+    insta::assert_snapshot!("json", serde_json::to_string_pretty(&cluster(busy_status())).unwrap());
     // what is not there is left out
     let quiet = serde_json::to_value(status(&observation(&[]))).unwrap();
     assert_eq!(
@@ -147,7 +164,7 @@ fn the_json_has_its_documented_shape() {
 
 #[test]
 fn the_tables_have_a_row_for_each_component() {
-    let status = busy_status();
+    let status = cluster(busy_status());
     insta::assert_snapshot!("table", table(&status, false).render(None));
     insta::assert_snapshot!("table_wide", table(&status, true).render(None));
 }
@@ -292,7 +309,7 @@ fn a_guard_that_does_not_run_is_told_with_its_reason() {
         ["Pod selfhost-guard-cp-1: CrashLoopBackOff (exit code 1): back-off 40s"]
     );
     assert!(
-        table(&status, false)
+        table(&cluster(status), false)
             .render(None)
             .lines()
             .skip(1)

@@ -27,9 +27,9 @@ pub const BUSYBOX_IMAGE: &str = "docker.io/library/busybox:1.36";
 /// The etcd image that kubeadm 1.36 asks for.
 const ETCD_IMAGE: &str = "registry.k8s.io/etcd:3.6.8-0";
 /// Applets of busybox that get a name of their own in the image.
-const APPLETS: [&str; 16] = [
-    "sh", "cat", "chmod", "chown", "chroot", "cp", "grep", "ln", "ls", "mkdir", "mv", "nsenter", "rm", "sleep", "stat",
-    "tar",
+const APPLETS: [&str; 18] = [
+    "sh", "cat", "chmod", "chown", "chroot", "cp", "grep", "head", "ln", "ls", "mkdir", "mv", "nsenter", "rm",
+    "sha256sum", "sleep", "stat", "tar",
 ];
 
 /// Longest time between two lines of progress.

@@ -26,11 +26,9 @@ impl Lab {
         let admin = self.file(1, "/etc/kubernetes/admin.conf")?;
         fs::copy(&admin, self.settings.admin_kubeconfig()).what(|| format!("copy {}", admin.display()))?;
         for number in 2..=self.nodes {
-            say(&format!("node {number}: kubeadm join"));
-            self.first_start(number)?;
-            let configuration = kubeadm::join_configuration(&self.settings, number, &self.options, &secrets);
-            self.kubeadm(number, &configuration, &["join", "--skip-phases=preflight"])?;
+            self.join_node(number, &secrets)?;
         }
+        let _ = self.secrets.set(secrets);
         say("waiting until all is ready");
         self.wait_ready(Duration::from_secs(180))?;
         let what = "make the ordinary user";
@@ -48,6 +46,31 @@ impl Lab {
         let file = self.settings.state.join("lab.json");
         let text = serde_json::to_string(&state).what(|| "write the lab's state".to_owned())?;
         fs::write(&file, text).what(|| format!("write {}", file.display()))
+    }
+
+    fn join_node(&self, number: u8, secrets: &Secrets) -> Result<()> {
+        say(&format!("node {number}: kubeadm join"));
+        self.first_start(number)?;
+        let configuration = kubeadm::join_configuration(&self.settings, number, &self.options, secrets);
+        self.kubeadm(number, &configuration, &["join", "--skip-phases=preflight"])
+    }
+
+    /// Joins one more control-plane node to the cluster, and waits until it is ready. Gives its number.
+    ///
+    /// # Errors
+    /// This process has not made the cluster, or kubeadm fails.
+    pub fn join(&mut self) -> Result<u8> {
+        let number = self.nodes + 1;
+        let Some(secrets) = self.secrets.get().cloned() else {
+            return Err(Error::new(
+                format!("join node {number}"),
+                "only the process that has made the cluster knows its tokens",
+            ));
+        };
+        self.nodes = number;
+        self.join_node(number, &secrets)?;
+        self.wait_ready(Duration::from_secs(180))?;
+        Ok(number)
     }
 
     fn first_start(&self, number: u8) -> Result<()> {

@@ -5,7 +5,7 @@ use std::{
     fs::File,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
     time::Duration,
 };
@@ -17,6 +17,7 @@ use crate::{
     command::{self, Output, tail},
     error::{Context, Error, Result},
     interrupt,
+    kubeadm::Secrets,
     meters::{EndpointsReport, LeadersReport, LoadReport, Meter, ProbeReport},
     network,
     node::Node,
@@ -59,6 +60,8 @@ pub struct Lab {
     pub(crate) built: Built,
     pub(crate) nodes: u8,
     pub(crate) options: Options,
+    /// Known to the one who made the cluster: others can join it with them.
+    pub(crate) secrets: OnceLock<Secrets>,
     guard: Option<Guard>,
 }
 
@@ -136,6 +139,7 @@ impl Lab {
             built,
             nodes,
             options: options.clone(),
+            secrets: OnceLock::new(),
             guard: None,
         };
         if let Err(error) = lab.build_cluster() {
@@ -178,6 +182,7 @@ impl Lab {
             built,
             nodes,
             options,
+            secrets: OnceLock::new(),
             guard: None,
         })
     }
@@ -382,6 +387,46 @@ impl Lab {
     /// It cannot be started.
     pub fn load(&self, clients: u8) -> Result<Meter<LoadReport>> {
         Meter::start("load", self.meter_command("load", &["--clients", &clients.to_string()]))
+    }
+
+    /// As [`Lab::load`], at the apiserver of one node.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn load_at(&self, number: u8, clients: u8) -> Result<Meter<LoadReport>> {
+        let own = self.settings.user_kubeconfig();
+        let what = || format!("read {}", own.display());
+        let text = fs::read_to_string(&own).what(what)?;
+        let servers = self.servers();
+        let server = servers.get(usize::from(number) - 1).cloned().unwrap_or_default();
+        let path = own.with_file_name(format!("user-{number}.conf"));
+        let first = servers.first().cloned().unwrap_or_default();
+        fs::write(&path, text.replace(&first, &server)).what(|| format!("write {}", path.display()))?;
+        let mut command = Command::new(&self.built.labtool);
+        command
+            .args(["load", "--clients", &clients.to_string(), "--kubeconfig"])
+            .arg(path);
+        Meter::start("load", command)
+    }
+
+    /// Runs the plugin on this machine, which is none of the nodes, as an administrator does at a workstation.
+    ///
+    /// # Errors
+    /// It cannot be started or does not end within 10 minutes. A plugin that fails is no error.
+    pub fn selfhost_from_here(&self, binary: &Path, args: &[&str]) -> Result<Output> {
+        command::run(
+            &mut self.selfhost_from_here_command(binary, args),
+            &format!("kubectl selfhost {}", args.join(" ")),
+            Duration::from_secs(600),
+        )
+    }
+
+    /// As [`Lab::selfhost_from_here`], not started yet.
+    #[must_use]
+    pub fn selfhost_from_here_command(&self, binary: &Path, args: &[&str]) -> Command {
+        let mut command = Command::new(binary);
+        command.env("KUBECONFIG", self.settings.admin_kubeconfig()).args(args);
+        command
     }
 
     /// Starts to watch the addresses of `default/kubernetes`.

@@ -111,7 +111,7 @@ fn who_asks(bad: &Bad) {
     ];
     let before = bad.image();
     let output = bad.lab.sh(1, &user).unwrap();
-    bad.check(&output, &["must run as root", "sudo"], &before);
+    bad.check(&output, &["/etc/kubernetes/admin.conf", "sudo"], &before);
 
     let ordinary = bad.lab.settings().user_kubeconfig().display().to_string();
     bad.refused_with(&["--kubeconfig", &ordinary], &["forbidden", "kube-system"]);

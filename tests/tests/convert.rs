@@ -38,7 +38,7 @@ fn looking_changes_nothing(cluster: &Cluster, before: &Image) {
         "there is something to do"
     );
     let json: Value = serde_json::from_str(&cluster.must(&["plan", "-o", "json"]).stdout).unwrap();
-    assert_eq!(json["components"].as_array().map(Vec::len), Some(3), "{json:#}");
+    assert_eq!(json["nodes"][0]["plan"]["components"].as_array().map(Vec::len), Some(3), "{json:#}");
 
     let client = cluster.must(&["convert", "--dry-run=client", "-o", "yaml"]).stdout;
     assert_eq!(client.matches("kind: DaemonSet").count(), 3, "{client}");
@@ -84,9 +84,16 @@ fn converted(cluster: &Cluster) {
     cluster.assert_self_hosted();
 }
 
+const TASKS: [&str; 4] = [
+    "node1/node",
+    "node1/kube-scheduler",
+    "node1/kube-controller-manager",
+    "node1/kube-apiserver",
+];
+
 /// Each task begins, does as many steps as it said, and ends well.
 fn told(events: &[Value]) {
-    for task in ["node", COMPONENTS[0], COMPONENTS[1], COMPONENTS[2]] {
+    for task in TASKS {
         let of_task: Vec<_> = events.iter().filter(|e| e["task"] == task).collect();
         let steps = of_task.iter().filter(|e| e["event"] == "step").count();
         let first = of_task
@@ -112,7 +119,7 @@ fn told(events: &[Value]) {
     }
     let begun = events.iter().filter(|e| e["event"] == "begin");
     let order: Vec<_> = begun.filter_map(|e| e["task"].as_str()).collect();
-    assert_eq!(order, ["node", COMPONENTS[0], COMPONENTS[1], COMPONENTS[2]]);
+    assert_eq!(order, TASKS);
 }
 
 fn converted_twice(cluster: &Cluster) {

@@ -100,7 +100,7 @@ fn killed_after_every_step_of_a_revert(cluster: &Cluster, before: &Image) {
 
 fn with_a_gap(cluster: &Cluster) {
     let plan: Value = serde_json::from_str(&cluster.must(&["plan", "--mode", "gap", "-o", "json"]).stdout).unwrap();
-    for component in plan["components"].as_array().unwrap() {
+    for component in plan["nodes"][0]["plan"]["components"].as_array().unwrap() {
         assert_eq!(component["expectedGap"], "one-start", "{}", component["component"]);
     }
     let (converted, noticed) = cluster.beside(|| cluster.must(&["convert", "--yes", "--mode", "gap"]));
@@ -193,7 +193,7 @@ fn another_mode_on_the_way(cluster: &Cluster, before: &Image) {
 /// Kills a revert when it has begun with the second component.
 fn revert_the_scheduler_only(cluster: &Cluster) {
     let run = cluster.start(&["revert", "--yes"]);
-    let reached = |event: &Value| event["event"] == "step" && event["task"] == "kube-controller-manager";
+    let reached = |event: &Value| event["event"] == "step" && event["task"] == "node1/kube-controller-manager";
     while let Ok(Some(event)) = run.event_within(DEADLINE) {
         if reached(&event) {
             break;

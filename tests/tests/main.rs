@@ -16,4 +16,5 @@ mod interrupted;
 mod lab;
 mod rolls;
 mod running;
+mod several_nodes;
 mod support;

@@ -1,13 +1,15 @@
 //! `kubectl selfhost convert` and `plan`.
 
 use super::node::component;
+use super::reach::{ReachArgs, tell_calls};
 use crate::convert::{ConvertOptions, ModeChoice, convert, make_plan, refused};
-use crate::live::Live;
+use crate::cluster_plan::ClusterPlan;
+use crate::fleet::Fleet;
 use crate::mutators::{FeatureGates, Mode};
 use crate::names::Component;
 use crate::node::await_port::describe;
 use crate::plan::{Plan, PlanOptions, offline_plan};
-use crate::render::{daemon_sets_yaml, render_text};
+use crate::render::{daemon_sets_yaml, render_cluster_text, render_text};
 use clap::Args;
 use shared::kube_client::KubeFlags;
 use shared::output::{DryRun, DryRunFlags, OutputFlags, OutputFormat};
@@ -39,6 +41,11 @@ pub struct WhatArgs {
     /// Feature gates, as NAME=true|false (can be repeated)
     #[arg(long, value_name = "GATES", default_value = "")]
     feature_gates: FeatureGates,
+    /// Make one DaemonSet for each node and component: for nodes whose manifests differ
+    #[arg(long)]
+    per_node: bool,
+    #[command(flatten)]
+    reach: ReachArgs,
     #[command(flatten)]
     output: OutputFlags,
     #[command(flatten)]
@@ -80,7 +87,27 @@ impl WhatArgs {
             yes,
             dry_run,
             output: self.output.output,
+            per_node: self.per_node,
             feature_gates: self.feature_gates.clone(),
+        }
+    }
+
+    async fn live(&self, printer: &Printer) -> Result<ClusterPlan> {
+        let fleet = Fleet::find(&self.kube, self.reach.reach()).await?;
+        let control_plane = fleet.control_plane.clone();
+        let quiet = self.output.output.is_for_programs();
+        let options = self.options(true, DryRun::Client);
+        let looking = |what: &str| {
+            if !quiet {
+                printer.note(what);
+            }
+        };
+        tokio::select! {
+            planned = make_plan(fleet, &options, looking) => planned.map(|planned| planned.plan),
+            _ = tokio::signal::ctrl_c() => {
+                control_plane.delete_own_helpers().await;
+                Err(Error::interrupted("interrupted; nothing was changed"))
+            }
         }
     }
 
@@ -104,6 +131,18 @@ impl WhatArgs {
     }
 }
 
+fn print_cluster_plan(plan: &ClusterPlan, output: OutputFormat, printer: &Printer) -> Result<()> {
+    match output {
+        OutputFormat::Json | OutputFormat::Yaml => {
+            shared::output::print(printer, output, plan, |_| Table::new(["COMPONENT"]))
+        }
+        _ => {
+            let width = printer.stdout_width().unwrap_or(100);
+            printer.data(&render_cluster_text(plan, width, printer.color_stdout()))
+        }
+    }
+}
+
 fn print_plan(plan: &Plan, output: OutputFormat, printer: &Printer) -> Result<()> {
     match output {
         OutputFormat::Json | OutputFormat::Yaml => {
@@ -121,18 +160,23 @@ fn print_plan(plan: &Plan, output: OutputFormat, printer: &Printer) -> Result<()
 /// # Errors
 /// When there is no plan to be made.
 pub async fn run_plan(args: PlanArgs, printer: &Printer) -> Result<u8> {
-    let plan = match &args.what.manifests {
-        Some(directory) => args.what.offline(directory)?,
+    let output = args.what.output.output;
+    let (refusals, has_changes) = match &args.what.manifests {
+        Some(directory) => {
+            let plan = args.what.offline(directory)?;
+            print_plan(&plan, output, printer)?;
+            (plan.refusals.clone(), plan.has_changes())
+        }
         None => {
-            let live = Live::find(&args.what.kube).await?;
-            make_plan(live, &args.what.options(true, DryRun::Client)).await?.plan
+            let plan = args.what.live(printer).await?;
+            print_cluster_plan(&plan, output, printer)?;
+            (plan.all_refusals(), plan.has_changes())
         }
     };
-    print_plan(&plan, args.what.output.output, printer)?;
-    Ok(match (args.exit_code, plan.refusals.is_empty(), plan.has_changes()) {
+    Ok(match (args.exit_code, refusals.is_empty(), has_changes) {
         (false, true, _) | (true, true, false) => 0,
         (true, false, _) => EXIT_FORBIDDEN,
-        (false, false, _) => return Err(refused(&plan, !args.what.output.output.is_for_programs())),
+        (false, false, _) => return Err(refused(&refusals, !output.is_for_programs())),
         (true, true, true) => EXIT_CHANGES,
     })
 }
@@ -141,12 +185,15 @@ pub async fn run_plan(args: PlanArgs, printer: &Printer) -> Result<u8> {
 ///
 /// # Errors
 /// What forbids it, or what went wrong.
-pub async fn run_convert(args: ConvertArgs, printer: &Printer) -> Result<()> {
+pub async fn run_convert(args: ConvertArgs, verbosity: u8, printer: &Printer) -> Result<()> {
     let dry_run = args.dry_run.dry_run;
     let options = args.what.options(args.yes.yes, dry_run);
     let Some(directory) = &args.what.manifests else {
-        let live = Live::find(&args.what.kube).await?;
-        return convert(live, &options, printer).await;
+        let fleet = Fleet::find(&args.what.kube, args.what.reach.reach()).await?;
+        let cluster = fleet.control_plane.cluster.clone();
+        let result = convert(fleet, &options, printer).await;
+        tell_calls(&cluster, verbosity, printer);
+        return result;
     };
     if dry_run != DryRun::Client {
         return Err(Error::usage(
@@ -167,6 +214,6 @@ pub async fn run_convert(args: ConvertArgs, printer: &Printer) -> Result<()> {
     if plan.refusals.is_empty() {
         Ok(())
     } else {
-        Err(refused(&plan, !options.output.is_for_programs()))
+        Err(refused(&plan.refusals, !options.output.is_for_programs()))
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod convert;
 pub mod node;
+pub mod reach;
 pub mod revert;
 
 use clap::{Parser, Subcommand};
@@ -27,9 +28,9 @@ pub struct Cli {
 enum Command {
     /// Show what convert would do, and what forbids it
     Plan(Box<convert::PlanArgs>),
-    /// Convert the control plane of this node into DaemonSets
+    /// Convert control planes into DaemonSets, node by node
     Convert(Box<convert::ConvertArgs>),
-    /// Show what serves each component on this node
+    /// Show what serves each component on each node
     Status(Box<revert::StatusArgs>),
     /// Put the original static Pods back, and remove everything of ours
     Revert(Box<revert::RevertArgs>),
@@ -50,11 +51,12 @@ impl Cli {
     /// # Errors
     /// What went wrong, with hints, for people.
     pub async fn run(self, printer: &Printer) -> Result<u8> {
+        let verbosity = self.console.verbosity;
         match self.command {
             Command::Plan(args) => return convert::run_plan(*args, printer).await,
-            Command::Convert(args) => convert::run_convert(*args, printer).await,
-            Command::Status(args) => revert::run_status(*args, printer).await,
-            Command::Revert(args) => revert::run_revert(*args, printer).await,
+            Command::Convert(args) => convert::run_convert(*args, verbosity, printer).await,
+            Command::Status(args) => revert::run_status(*args, verbosity, printer).await,
+            Command::Revert(args) => revert::run_revert(*args, verbosity, printer).await,
             Command::Node(command) => node::run(command, printer).await,
         }?;
         Ok(0)

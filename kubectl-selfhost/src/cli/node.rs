@@ -1,5 +1,7 @@
 //! `kubectl selfhost node`: hidden, as people do not run it; Pods do.
 
+use crate::install::{self, NodeBinary};
+use crate::local_node::{self, LocalNode};
 use crate::names::Component;
 use crate::node::await_port::{self, AwaitPort, describe, hold};
 use crate::node::guard::{self, GuardOptions};
@@ -9,6 +11,7 @@ use crate::node::probe::{self, Probe};
 use crate::node::process::Processes;
 use crate::node::steering::Steering;
 use crate::node::trial;
+use crate::survey::{self, Installation};
 use clap::{Args, Subcommand, ValueEnum};
 use shared::{Context, Error, Printer, Result};
 use std::io::{self, Write};
@@ -27,6 +30,14 @@ pub enum NodeCommand {
     Probe(ProbeArgs),
     /// Wait, before this container is told to stop, for its successor's next reconciliation
     BeforeStop(BeforeStopArgs),
+    /// Show what a conversion needs to know of this node, as JSON
+    Survey,
+    /// Install executable, state directory and guard on this node
+    Install(InstallArgs),
+    /// Take the guard's manifest out
+    RemoveGuard,
+    /// Remove everything that was installed, once the guard is gone; prints whether it was
+    RemoveFiles,
     /// Make the listening socket of a running process share its port
     Share(ShareArgs),
     /// Steer new connections among the listeners of a port
@@ -118,6 +129,17 @@ pub struct BeforeStopArgs {
     notes: PathBuf,
 }
 
+/// See [`NodeCommand::Install`].
+#[derive(Debug, Args)]
+pub struct InstallArgs {
+    /// Name of this Node
+    #[arg(long)]
+    node_name: String,
+    /// Image of the guard, which must be on this node
+    #[arg(long)]
+    image: String,
+}
+
 /// See [`NodeCommand::Share`].
 #[derive(Debug, Args)]
 pub struct ShareArgs {
@@ -192,6 +214,23 @@ pub async fn run(command: NodeCommand, printer: &Printer) -> Result<()> {
             ));
             Ok(())
         }
+        NodeCommand::Survey => print_json(&survey::survey(&this_node()?)?, printer),
+        NodeCommand::Install(args) => {
+            let installation = Installation {
+                node_name: args.node_name,
+                image: args.image,
+            };
+            let binary = NodeBinary::of_this_process()?;
+            print_json(&survey::install(&this_node()?, &binary, &installation)?, printer)
+        }
+        NodeCommand::RemoveGuard => install::remove_guard(&this_node()?),
+        NodeCommand::RemoveFiles => {
+            let gone = !survey::guard_runs();
+            if gone {
+                install::remove_files()?;
+            }
+            print_json(&gone, printer)
+        }
         NodeCommand::Share(args) => {
             let sockets = ports::share(args.pid, args.port).map_err(|error| {
                 Error::new(format!("port {} cannot be shared", args.port)).because(describe(&error))
@@ -225,6 +264,19 @@ pub async fn run(command: NodeCommand, printer: &Printer) -> Result<()> {
         }
         NodeCommand::Misbehave(args) => misbehave(&args),
     }
+}
+
+fn this_node() -> Result<LocalNode> {
+    local_node::find()?.ok_or_else(|| {
+        Error::refused("no kubelet was found on this machine")
+            .because("none runs in this process's PID namespace, or this process is not root")
+            .hint("run it as root on a node, while its kubelet runs")
+    })
+}
+
+fn print_json(value: &impl serde::Serialize, printer: &Printer) -> Result<()> {
+    let text = serde_json::to_string(value).context("the result cannot be written as JSON")?;
+    printer.data(&format!("{text}\n"))
 }
 
 async fn run_guard(args: GuardArgs) -> Result<()> {

@@ -1,13 +1,18 @@
 //! `kubectl selfhost revert` and `status`.
 
-use crate::live::Live;
+use super::reach::{ReachArgs, tell_calls};
+use crate::fleet::{Fleet, connect};
+use crate::observe::{Observation, observe_cluster};
 use crate::revert::{RevertOptions, revert};
-use crate::status::{add_log_lines, remarks, status, table};
+use crate::status::{ClusterStatus, add_log_lines, cluster_remarks, cluster_status, table};
 use clap::Args;
 use shared::kube_client::KubeFlags;
 use shared::output::{DryRunFlags, OutputFlags};
 use shared::prompt::YesFlags;
-use shared::{Printer, Result};
+use crate::cluster::ControlPlane;
+use crate::patience::may_pass;
+use shared::{Error, Printer, Result};
+use std::time::Duration;
 
 /// See `revert`.
 #[derive(Debug, Args)]
@@ -15,6 +20,8 @@ pub struct RevertArgs {
     /// Put the original back with --permit-port-sharing=true added: no gap, and another file than before
     #[arg(long)]
     keep_sharing: bool,
+    #[command(flatten)]
+    reach: ReachArgs,
     #[command(flatten)]
     yes: YesFlags,
     #[command(flatten)]
@@ -28,6 +35,12 @@ pub struct RevertArgs {
 /// See `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
+    /// Control-plane nodes (can be repeated; default: all)
+    #[arg(long, value_delimiter = ',', value_name = "NODE")]
+    nodes: Vec<String>,
+    /// Show it again whenever something changes, until interrupted
+    #[arg(short, long)]
+    watch: bool,
     #[command(flatten)]
     output: OutputFlags,
     #[command(flatten)]
@@ -38,30 +51,78 @@ pub struct StatusArgs {
 ///
 /// # Errors
 /// What went wrong.
-pub async fn run_revert(args: RevertArgs, printer: &Printer) -> Result<()> {
-    let live = Live::find(&args.kube).await?;
+pub async fn run_revert(args: RevertArgs, verbosity: u8, printer: &Printer) -> Result<()> {
+    let fleet = Fleet::find(&args.kube, args.reach.reach()).await?;
     let options = RevertOptions {
         keep_sharing: args.keep_sharing,
         yes: args.yes.yes,
         dry_run: args.dry_run.dry_run,
         output: args.output.output,
     };
-    revert(&live, options, printer).await
+    let result = revert(&fleet, options, printer).await;
+    tell_calls(&fleet.control_plane.cluster, verbosity, printer);
+    result
 }
+
+/// How often `status --watch` looks.
+const INTERVAL: Duration = Duration::from_secs(2);
 
 /// Runs `status`.
 ///
 /// # Errors
-/// When the node or the API cannot be looked at.
-pub async fn run_status(args: StatusArgs, printer: &Printer) -> Result<()> {
-    let live = Live::find(&args.kube).await?;
-    let observation = live.observe().await?;
-    let mut status = status(&observation);
-    add_log_lines(&mut status, &observation, &live.control_plane).await;
+/// When the API cannot be looked at, or has no such node.
+pub async fn run_status(args: StatusArgs, verbosity: u8, printer: &Printer) -> Result<()> {
+    let control_plane = connect(&args.kube).await?;
+    let mut shown: Option<ClusterStatus> = None;
+    loop {
+        match look(&control_plane, &args.nodes).await {
+            Ok(now) if shown.as_ref() == Some(&now) => {}
+            Ok(now) => {
+                show(&now, &args, shown.is_some(), printer)?;
+                shown = Some(now);
+            }
+            // an API that is away is part of what is watched
+            Err(error) if args.watch && shown.is_some() && may_pass(&error) => printer.note(format!("{error}")),
+            Err(error) => return Err(error),
+        }
+        if !args.watch || printer.stdout_closed() {
+            break;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(INTERVAL) => {}
+            _ = tokio::signal::ctrl_c() => break,
+        }
+    }
+    tell_calls(&control_plane.cluster, verbosity, printer);
+    Ok(())
+}
+
+async fn look(control_plane: &ControlPlane, nodes: &[String]) -> Result<ClusterStatus> {
+    let all = observe_cluster(control_plane).await?;
+    let known: Vec<&str> = all.iter().map(|seen| seen.node.name.as_str()).collect();
+    if let Some(unknown) = nodes.iter().find(|name| !known.contains(&name.as_str())) {
+        return Err(Error::usage(format!("--nodes: no control-plane node is named {unknown}"))
+            .because(format!("the nodes with Pods of the control plane are: {}", known.join(", "))));
+    }
+    if all.is_empty() {
+        return Err(Error::refused(format!("no control plane was found in the cluster at {}", control_plane.cluster.server))
+            .because("no Pod in kube-system carries the label component=kube-apiserver, as kubeadm's do"));
+    }
+    let asked = |seen: &&Observation| nodes.is_empty() || nodes.contains(&seen.node.name);
+    let observations: Vec<&Observation> = all.iter().filter(asked).collect();
+    let mut status = cluster_status(&observations);
+    add_log_lines(&mut status, &observations, control_plane).await;
+    Ok(status)
+}
+
+fn show(status: &ClusterStatus, args: &StatusArgs, again: bool, printer: &Printer) -> Result<()> {
     let format = args.output.output;
-    shared::output::print(printer, format, &status, |wide| table(&status, wide))?;
+    if again && !format.is_for_programs() {
+        printer.data("")?;
+    }
+    shared::output::print(printer, format, status, |wide| table(status, wide))?;
     if !format.is_for_programs() {
-        for remark in remarks(&status) {
+        for remark in cluster_remarks(status) {
             printer.note(remark);
         }
     }

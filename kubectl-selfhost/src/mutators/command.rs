@@ -57,7 +57,7 @@ pub(crate) fn permit_port_sharing(template: &mut Value, component: Component) ->
 }
 
 fn substitute_host_ip(template: &mut Value, context: &Context) -> Result<(), MutationError> {
-    let Some(address) = context.node_address.filter(|_| !context.per_node) else {
+    let Some(address) = context.node_address.filter(|_| context.only_node.is_none()) else {
         return Ok(());
     };
     let (container, path) = main_container_mut(template, context.component)?;
@@ -199,7 +199,7 @@ mod tests {
         unchanged(
             &before,
             &Context {
-                per_node: true,
+                only_node: Some("cp-1".into()),
                 ..node.clone()
             },
         );

@@ -52,8 +52,8 @@ pub struct Context {
     pub build: String,
     /// The node's address as Pods see it in `status.hostIP`, if it is known.
     pub node_address: Option<IpAddr>,
-    /// The template is for one node alone, so that its literal address may stay.
-    pub per_node: bool,
+    /// Name of the Node that the template is for alone, so that its literal address may stay.
+    pub only_node: Option<String>,
     /// The cluster has one control-plane node.
     pub single_node: bool,
     /// SHA-256 of the original manifest, in hex; stays with the DaemonSet as an annotation.
@@ -220,7 +220,7 @@ pub(crate) mod test_support {
             mode: Mode::Steered,
             build: "0123456789ab".to_owned(),
             node_address: Some("192.0.2.11".parse().unwrap()),
-            per_node: false,
+            only_node: None,
             single_node: true,
             original_sha256: None,
         }

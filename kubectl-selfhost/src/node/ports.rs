@@ -126,7 +126,7 @@ fn listening_sockets(pid: u32, port: u16) -> Result<Vec<OwnedFd>, PortError> {
 ///
 /// An MPTCP listener, which Go makes by default, refuses to carry a program (`EOPNOTSUPP`), and descriptors of others need
 /// rights that a component's own Pod does not have. So a plain socket joins the group for the blink of an eye, attaches
-/// the program and leaves, which needs nothing but the user of the listeners.
+/// the program and leaves, which needs nothing but the user of the listeners, or `CAP_CHOWN`.
 ///
 /// While it is in a group that is not steered yet, the kernel may hand it a new connection (some 20 microseconds). Two
 /// things keep that connection: its queue is full from the start, so that the kernel answers with a cookie that any
@@ -137,7 +137,7 @@ fn listening_sockets(pid: u32, port: u16) -> Result<Vec<OwnedFd>, PortError> {
 /// Returns how many groups were steered.
 ///
 /// # Errors
-/// When a call is refused: another user owns the listener, or it does not share its port.
+/// When a call is refused: another user owns the listener and owners may not be changed, or it does not share its port.
 pub fn steer(port: u16, steering: impl Fn(&Listener) -> Steering) -> Result<usize, PortError> {
     let table = read_net_table()?;
     let mut groups: Vec<&Listener> = Vec::new();
@@ -147,13 +147,20 @@ pub fn steer(port: u16, steering: impl Fn(&Listener) -> Steering) -> Result<usiz
         }
     }
     for listener in &groups {
-        join_and_attach(listener.address, steering(listener))?;
+        join_and_attach(listener, steering(listener))?;
     }
     Ok(groups.len())
 }
 
-fn join_and_attach(address: SocketAddr, steering: Steering) -> Result<(), PortError> {
+fn join_and_attach(listener: &Listener, steering: Steering) -> Result<(), PortError> {
+    let address = listener.address;
     let socket = unbound(address.ip()).map_err(refused("socket"))?;
+    if listener.uid != rustix::process::geteuid().as_raw() {
+        // Only sockets of one user share a port, and a socket's user is the owner of its inode: the guard, which may change
+        // owners, so joins the group of a component that does not run as root.
+        rustix::fs::fchown(&socket, Some(rustix::fs::Uid::from_raw(listener.uid)), None)
+            .map_err(|error| refused("fchown of a socket")(error.into()))?;
+    }
     socket
         .set_reuse_port(true)
         .map_err(refused("setsockopt(SO_REUSEPORT)"))?;

@@ -40,6 +40,15 @@ impl Processes {
         Self { proc: proc.to_owned() }
     }
 
+    /// Whether a process lives in the PID namespace of this one: a kubelet inside a container of this machine (as kind runs
+    /// it) is not this machine's.
+    #[must_use]
+    pub fn shares_pid_namespace(&self, pid: u32) -> bool {
+        let namespace = |who: &str| std::fs::read_link(self.proc.join(who).join("ns/pid")).ok();
+        let own = namespace("self");
+        own.is_some() && own == namespace(&pid.to_string())
+    }
+
     /// The ids of all processes.
     ///
     /// # Errors

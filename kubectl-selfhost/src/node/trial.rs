@@ -15,8 +15,8 @@ use std::time::Duration;
 /// # Errors
 /// Why the port of another process cannot be shared and steered here, in words.
 pub fn run() -> Result<(), String> {
-    let executable = std::env::current_exe().map_err(|error| format!("this executable cannot be found: {error}"))?;
-    let mut child = Command::new(executable)
+    // the link leads to this executable also where the process has changed its root directory
+    let mut child = Command::new("/proc/self/exe")
         .args(["node", "trial-listener"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -34,7 +34,7 @@ pub(crate) fn context(component: Component, mode: Mode) -> Context {
         mode,
         build: BUILD.to_owned(),
         node_address: "192.0.2.11".parse().ok(),
-        per_node: false,
+        only_node: None,
         single_node: true,
         original_sha256: None,
     }

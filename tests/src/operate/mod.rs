@@ -491,7 +491,7 @@ impl StoppedGuard<'_> {
 }
 
 fn entry(status: &Value, component: Component) -> &Value {
-    let all = status["components"].as_array();
+    let all = status["nodes"][0]["components"].as_array();
     all.into_iter()
         .flatten()
         .find(|c| c["component"] == component.name())

@@ -1,5 +1,9 @@
 //! Every call that the CLI makes to the API, and nothing else: no decisions here.
 
+mod helpers;
+
+pub use helpers::Outcome;
+
 use crate::daemon_set::self_hosted_component_label_query;
 use crate::names::{Component, FIELD_MANAGER, NAMESPACE};
 use k8s_openapi::ByteString;
@@ -10,13 +14,14 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams,
+    Api, ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams, Preconditions,
     PropagationPolicy,
 };
 use serde_json::{Value, json};
 use shared::kube_client::Cluster;
 use shared::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
 
 /// Name of the Secret that keeps a node's original manifests in the cluster.
 #[must_use]
@@ -29,6 +34,8 @@ pub fn originals_secret(node: &str) -> String {
 pub struct ControlPlane {
     /// The connection.
     pub cluster: Cluster,
+    /// Helper Pods that this process has made and not removed yet.
+    helpers: Arc<Mutex<BTreeSet<String>>>,
 }
 
 fn absent<T>(result: Result<T>) -> Result<Option<T>> {
@@ -43,7 +50,10 @@ impl ControlPlane {
     /// Through that connection.
     #[must_use]
     pub fn new(cluster: Cluster) -> Self {
-        Self { cluster }
+        Self {
+            cluster,
+            helpers: Arc::default(),
+        }
     }
 
     fn namespaced<K>(&self) -> Api<K>
@@ -70,6 +80,15 @@ impl ControlPlane {
         self.cluster
             .call(&format!("read Node {name}"), self.all::<Node>().get(name))
             .await
+    }
+
+    /// All Nodes.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn nodes(&self) -> Result<Vec<Node>> {
+        let all = ListParams::default();
+        Ok(self.cluster.call("list Nodes", self.all::<Node>().list(&all)).await?.items)
     }
 
     /// UID of the namespace kube-system: it names the cluster.
@@ -243,27 +262,40 @@ impl ControlPlane {
         Api::namespaced_with(self.cluster.client.clone(), NAMESPACE, &resource)
     }
 
-    /// A component's DaemonSet.
+    /// All DaemonSets in kube-system.
     ///
     /// # Errors
     /// As the API says.
-    pub async fn daemon_set(&self, component: Component) -> Result<Option<DaemonSet>> {
-        let name = component.daemon_set_name();
+    pub async fn daemon_sets(&self) -> Result<Vec<DaemonSet>> {
+        let all = ListParams::default();
+        let list = self.namespaced::<DaemonSet>();
+        Ok(self
+            .cluster
+            .call("list DaemonSets in kube-system", list.list(&all))
+            .await?
+            .items)
+    }
+
+    /// A DaemonSet.
+    ///
+    /// # Errors
+    /// As the API says.
+    pub async fn daemon_set(&self, name: &str) -> Result<Option<DaemonSet>> {
         absent(
             self.cluster
                 .call(
                     &format!("read DaemonSet {name}"),
-                    self.namespaced::<DaemonSet>().get(&name),
+                    self.namespaced::<DaemonSet>().get(name),
                 )
                 .await,
         )
     }
 
-    /// Makes a DaemonSet as it is given, unknown fields and all.
+    /// Makes a DaemonSet as it is given, unknown fields and all, and gives what the API made of it.
     ///
     /// # Errors
     /// As the API says.
-    pub async fn create_daemon_set(&self, daemon_set: &Value, dry_run: bool) -> Result<()> {
+    pub async fn create_daemon_set(&self, daemon_set: &Value, dry_run: bool) -> Result<Value> {
         let object = object(daemon_set)?;
         let name = object.metadata.name.clone().unwrap_or_default();
         let parameters = PostParams {
@@ -271,18 +303,18 @@ impl ControlPlane {
             field_manager: Some(FIELD_MANAGER.into()),
         };
         let api = self.dynamic("apps/v1", "DaemonSet", "daemonsets");
-        self.cluster
+        let made = self
+            .cluster
             .call(&format!("create DaemonSet {name}"), api.create(&parameters, &object))
             .await?;
-        Ok(())
+        serde_json::to_value(made).map_err(|error| Error::new("an object cannot be read").because(error))
     }
 
-    /// Removes a component's DaemonSet; `keep_pods` leaves its Pods.
+    /// Removes a DaemonSet, with its Pods.
     ///
     /// # Errors
     /// As the API says; that it is not there is fine.
-    pub async fn delete_daemon_set(&self, component: Component) -> Result<()> {
-        let name = component.daemon_set_name();
+    pub async fn delete_daemon_set(&self, name: &str) -> Result<()> {
         let parameters = DeleteParams {
             propagation_policy: Some(PropagationPolicy::Background),
             ..DeleteParams::default()
@@ -290,7 +322,7 @@ impl ControlPlane {
         let api = self.namespaced::<DaemonSet>();
         absent(
             self.cluster
-                .call(&format!("delete DaemonSet {name}"), api.delete(&name, &parameters))
+                .call(&format!("delete DaemonSet {name}"), api.delete(name, &parameters))
                 .await,
         )
         .map(drop)
@@ -308,6 +340,36 @@ impl ControlPlane {
         )
     }
 
+    /// Makes a Lease in kube-system.
+    ///
+    /// # Errors
+    /// As the API says; that it is there already is a conflict.
+    pub async fn create_lease(&self, lease: &Lease) -> Result<()> {
+        let name = lease.metadata.name.clone().unwrap_or_default();
+        let api = self.namespaced::<Lease>();
+        self.cluster
+            .call(&format!("create Lease {name}"), api.create(&PostParams::default(), lease))
+            .await?;
+        Ok(())
+    }
+
+    /// Removes a Lease as it was read before.
+    ///
+    /// # Errors
+    /// As the API says; a change in between is a conflict.
+    pub async fn delete_lease(&self, lease: &Lease) -> Result<()> {
+        let name = lease.metadata.name.clone().unwrap_or_default();
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                resource_version: lease.metadata.resource_version.clone(),
+                uid: lease.metadata.uid.clone(),
+            }),
+            ..DeleteParams::default()
+        };
+        let api = self.namespaced::<Lease>();
+        absent(self.cluster.call(&format!("delete Lease {name}"), api.delete(&name, &parameters)).await).map(drop)
+    }
+
     /// Writes a Lease that was read before; a change in between is an error (409).
     ///
     /// # Errors
@@ -317,34 +379,14 @@ impl ControlPlane {
         let api = self.namespaced::<Lease>();
         self.cluster
             .call(
-                &format!("release Lease {name}"),
+                &format!("write Lease {name}"),
                 api.replace(&name, &PostParams::default(), lease),
             )
             .await?;
         Ok(())
     }
 
-    /// EndpointSlice and Endpoints of the Service `default/kubernetes`.
-    ///
-    /// # Errors
-    /// As the API says.
-    pub async fn own_endpoints(&self) -> Result<(Option<EndpointSlice>, Option<Endpoints>)> {
-        let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), "default");
-        let endpoints: Api<Endpoints> = Api::namespaced(self.cluster.client.clone(), "default");
-        let slice = absent(
-            self.cluster
-                .call("read EndpointSlice default/kubernetes", slices.get("kubernetes"))
-                .await,
-        )?;
-        let endpoints = absent(
-            self.cluster
-                .call("read Endpoints default/kubernetes", endpoints.get("kubernetes"))
-                .await,
-        )?;
-        Ok((slice, endpoints))
-    }
-
-    /// The EndpointSlice alone; cheap enough to be asked often.
+    /// The EndpointSlice `default/kubernetes`.
     ///
     /// # Errors
     /// As the API says.
@@ -357,30 +399,50 @@ impl ControlPlane {
         )
     }
 
-    /// Writes the addresses back.
+    /// The Endpoints `default/kubernetes`.
     ///
     /// # Errors
     /// As the API says.
-    pub async fn restore_own_endpoints(&self, slice: &EndpointSlice, endpoints: Option<&Endpoints>) -> Result<()> {
+    pub async fn own_endpoints(&self) -> Result<Option<Endpoints>> {
+        let endpoints: Api<Endpoints> = Api::namespaced(self.cluster.client.clone(), "default");
+        absent(
+            self.cluster
+                .call("read Endpoints default/kubernetes", endpoints.get("kubernetes"))
+                .await,
+        )
+    }
+
+    /// Writes the addresses in an EndpointSlice that was read before.
+    ///
+    /// # Errors
+    /// As the API says; a change in between is a conflict.
+    pub async fn write_own_endpoint_slice(&self, slice: &EndpointSlice) -> Result<()> {
         let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), "default");
-        let patch = Patch::Merge(json!({"endpoints": slice.endpoints, "ports": slice.ports}));
-        let parameters = PatchParams::default();
+        let version = &slice.metadata.resource_version;
+        let patch = json!({"metadata": {"resourceVersion": version}, "endpoints": slice.endpoints, "ports": slice.ports});
         self.cluster
             .call(
                 "write EndpointSlice default/kubernetes",
-                slices.patch("kubernetes", &parameters, &patch),
+                slices.patch("kubernetes", &PatchParams::default(), &Patch::Merge(patch)),
             )
             .await?;
-        if let Some(saved) = endpoints {
-            let endpoints: Api<Endpoints> = Api::namespaced(self.cluster.client.clone(), "default");
-            let patch = Patch::Merge(json!({"subsets": saved.subsets}));
-            self.cluster
-                .call(
-                    "write Endpoints default/kubernetes",
-                    endpoints.patch("kubernetes", &parameters, &patch),
-                )
-                .await?;
-        }
+        Ok(())
+    }
+
+    /// Writes the addresses in an Endpoints object that was read before.
+    ///
+    /// # Errors
+    /// As the API says; a change in between is a conflict.
+    pub async fn write_own_endpoints(&self, endpoints: &Endpoints) -> Result<()> {
+        let api: Api<Endpoints> = Api::namespaced(self.cluster.client.clone(), "default");
+        let version = &endpoints.metadata.resource_version;
+        let patch = json!({"metadata": {"resourceVersion": version}, "subsets": endpoints.subsets});
+        self.cluster
+            .call(
+                "write Endpoints default/kubernetes",
+                api.patch("kubernetes", &PatchParams::default(), &Patch::Merge(patch)),
+            )
+            .await?;
         Ok(())
     }
 
