@@ -147,7 +147,11 @@ pub fn plan_cluster(nodes: &[NodeInput], options: &ClusterPlanOptions) -> Cluste
                 build: node.build.clone(),
                 node_address: node.address,
                 only_node: options.per_node.then(|| node.name.clone()),
-                originals: if options.per_node { BTreeMap::new() } else { originals.clone() },
+                originals: if options.per_node {
+                    BTreeMap::new()
+                } else {
+                    originals.clone()
+                },
                 single_node: options.single_node,
                 feature_gates: options.feature_gates.clone(),
             },
@@ -200,7 +204,10 @@ fn disagreements(nodes: &[NodePlan]) -> Vec<Refusal> {
             if !differences.is_empty() {
                 refusals.push(Refusal::new(
                     format!("DaemonSet {}", component.daemon_set_name()),
-                    format!("cannot serve Node {first} and Node {other}, whose manifests differ: {}", describe(&differences, &format!("on {first}"), &format!("on {other}"))),
+                    format!(
+                        "cannot serve Node {first} and Node {other}, whose manifests differ: {}",
+                        describe(&differences, &format!("on {first}"), &format!("on {other}"))
+                    ),
                     "make the manifests the same, or give --per-node: one DaemonSet for each node and component",
                 ));
             }

@@ -195,12 +195,16 @@ mod tests {
         assert_eq!(selector[NODE_LABEL], "cp-1");
         let template = &daemon_set["spec"]["template"];
         assert_eq!(template["metadata"]["labels"], json!({"a": "b", NODE_LABEL: "cp-1"}));
-        let terms = template.pointer("/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
+        let terms = template
+            .pointer("/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
         assert_eq!(
             terms.unwrap(),
             &json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["cp-1"]}]}])
         );
         let long = "n".repeat(100);
-        assert_eq!(per_node_name(component, &long).len(), "self-hosted-kube-scheduler-".len() + 16);
+        assert_eq!(
+            per_node_name(component, &long).len(),
+            "self-hosted-kube-scheduler-".len() + 16
+        );
     }
 }

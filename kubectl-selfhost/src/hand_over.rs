@@ -171,15 +171,17 @@ impl HandOver<'_> {
     /// Makes the DaemonSet. One that is there meanwhile, as an answer was lost, is as good.
     async fn create(&self, daemon_set: &Value) -> Result<()> {
         let what = format!("DaemonSet {} to be made", self.daemon_set_name);
-        patience::call(&what, async || match self.control_plane.create_daemon_set(daemon_set, false).await {
-            Err(error) if error.cause() == shared::error::Cause::Conflict => {
-                let there = self.control_plane.daemon_set(self.daemon_set_name).await?;
-                match there.filter(|there| crate::observe::is_ours(&there.metadata)) {
-                    Some(_) => Ok(()),
-                    None => Err(error),
+        patience::call(&what, async || {
+            match self.control_plane.create_daemon_set(daemon_set, false).await {
+                Err(error) if error.cause() == shared::error::Cause::Conflict => {
+                    let there = self.control_plane.daemon_set(self.daemon_set_name).await?;
+                    match there.filter(|there| crate::observe::is_ours(&there.metadata)) {
+                        Some(_) => Ok(()),
+                        None => Err(error),
+                    }
                 }
+                other => other.map(drop),
             }
-            other => other.map(drop),
         })
         .await
     }

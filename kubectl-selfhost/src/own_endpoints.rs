@@ -34,7 +34,11 @@ pub async fn save(control_plane: &ControlPlane, addresses: &[String]) -> Result<
     // A single address is the node's, whatever it is: behind a translation of addresses it may be another one.
     let addresses: Vec<String> = match listed.as_slice() {
         [only] => vec![only.clone()],
-        _ => addresses.iter().filter(|address| listed.contains(address)).cloned().collect(),
+        _ => addresses
+            .iter()
+            .filter(|address| listed.contains(address))
+            .cloned()
+            .collect(),
     };
     if addresses.is_empty() {
         return Ok(None);
@@ -59,7 +63,9 @@ pub async fn keep(control_plane: &ControlPlane, saved: Option<&Saved>) {
             // somebody who wrote in between wins, and is looked at again
             let _ = control_plane.write_own_endpoint_slice(&restored).await;
             if let Ok(Some(endpoints)) = control_plane.own_endpoints().await {
-                let _ = control_plane.write_own_endpoints(&with_addresses(endpoints, saved)).await;
+                let _ = control_plane
+                    .write_own_endpoints(&with_addresses(endpoints, saved))
+                    .await;
             }
         }
         tokio::time::sleep(INTERVAL).await;
@@ -107,7 +113,10 @@ fn with_addresses(mut endpoints: Endpoints, saved: &Saved) -> Endpoints {
     if endpoints.subsets.iter().flatten().next().is_none() {
         endpoints.subsets = saved.endpoints.as_ref().and_then(|saved| saved.subsets.clone());
         for subset in endpoints.subsets.iter_mut().flatten() {
-            subset.addresses.iter_mut().for_each(|list| list.retain(|address| saved.addresses.contains(&address.ip)));
+            subset
+                .addresses
+                .iter_mut()
+                .for_each(|list| list.retain(|address| saved.addresses.contains(&address.ip)));
         }
         return endpoints;
     }
@@ -131,7 +140,10 @@ mod tests {
     use serde_json::{Value, from_value, json};
 
     fn slice(addresses: &[&str]) -> EndpointSlice {
-        let endpoints: Vec<Value> = addresses.iter().map(|address| json!({"addresses": [address]})).collect();
+        let endpoints: Vec<Value> = addresses
+            .iter()
+            .map(|address| json!({"addresses": [address]}))
+            .collect();
         from_value(json!({"addressType": "IPv4", "endpoints": endpoints, "ports": [{"port": 6443}]})).unwrap()
     }
 
@@ -144,14 +156,23 @@ mod tests {
         };
         for (now, expected) in [
             (slice(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]), None),
-            (slice(&["10.0.0.1", "10.0.0.3"]), Some(vec!["10.0.0.1", "10.0.0.3", "10.0.0.2"])),
+            (
+                slice(&["10.0.0.1", "10.0.0.3"]),
+                Some(vec!["10.0.0.1", "10.0.0.3", "10.0.0.2"]),
+            ),
             // a node that died meanwhile stays out
             (slice(&["10.0.0.2"]), None),
             (slice(&["10.0.0.1"]), Some(vec!["10.0.0.1", "10.0.0.2"])),
-            (from_value(json!({"addressType": "IPv4", "endpoints": null})).unwrap(), Some(vec!["10.0.0.2"])),
+            (
+                from_value(json!({"addressType": "IPv4", "endpoints": null})).unwrap(),
+                Some(vec!["10.0.0.2"]),
+            ),
         ] {
             let restored = restored(&saved, &now);
-            assert_eq!(restored.as_ref().map(addresses_of), expected.map(|list| list.into_iter().map(str::to_owned).collect()));
+            assert_eq!(
+                restored.as_ref().map(addresses_of),
+                expected.map(|list| list.into_iter().map(str::to_owned).collect())
+            );
             if let Some(restored) = restored {
                 assert_eq!(restored.ports, saved.slice.ports);
             }
@@ -169,7 +190,13 @@ mod tests {
             endpoints: Some(endpoints(&["10.0.0.1", "10.0.0.2"])),
             addresses: vec!["10.0.0.2".into()],
         };
-        assert_eq!(with_addresses(endpoints(&["10.0.0.1"]), &saved), endpoints(&["10.0.0.1", "10.0.0.2"]));
-        assert_eq!(with_addresses(Endpoints::default(), &saved).subsets, endpoints(&["10.0.0.2"]).subsets);
+        assert_eq!(
+            with_addresses(endpoints(&["10.0.0.1"]), &saved),
+            endpoints(&["10.0.0.1", "10.0.0.2"])
+        );
+        assert_eq!(
+            with_addresses(Endpoints::default(), &saved).subsets,
+            endpoints(&["10.0.0.2"]).subsets
+        );
     }
 }

@@ -110,7 +110,9 @@ pub async fn gather_cluster(control_plane: &ControlPlane, away: &[&Target]) -> R
     // one for all: only the node's name differs
     if let Some(target) = away.first()
         && let Place::Away { image } = &target.place
-        && let Err(error) = control_plane.would_admit_pod(&helper_pod(&target.node_name, image)).await
+        && let Err(error) = control_plane
+            .would_admit_pod(&helper_pod(&target.node_name, image))
+            .await
     {
         facts.not_admitted.insert("the helper".into(), first_reason(&error));
     }
@@ -205,7 +207,11 @@ pub fn warnings(facts: &ClusterFacts) -> Vec<String> {
 }
 
 fn steering(facts: &Facts<'_>) -> Vec<Refusal> {
-    let steered = facts.plan.components.iter().any(|plan| plan.daemon_set.is_some() && plan.expected_gap == Gap::None);
+    let steered = facts
+        .plan
+        .components
+        .iter()
+        .any(|plan| plan.daemon_set.is_some() && plan.expected_gap == Gap::None);
     let why = facts.steering_refused.as_ref().filter(|_| steered);
     why.map(|why| {
         Refusal::new(
