@@ -162,8 +162,9 @@ impl Helper<'_> {
     /// # Errors
     /// The Pod cannot be reached, or the command failed, with what it said.
     pub async fn run(&self, arguments: &[&str]) -> Result<String> {
-        // The shell stays, and with it the way through /proc to the executable in its root directory.
-        let script = format!("chroot /host /proc/$$/root{EXECUTABLE} \"$@\"");
+        // The shell stays, and with it the way through /proc to the executable in its root directory: with a command behind
+        // it, no shell replaces itself by chroot.
+        let script = format!("chroot /host /proc/$$/root{EXECUTABLE} \"$@\"; exit $?");
         let command = [&["sh", "-c", script.as_str(), "sh"], arguments].concat();
         self.execute(&command, None).await
     }
