@@ -15,6 +15,7 @@ use crate::preflight::{self, ClusterFacts};
 use crate::refusal::Refusal;
 use crate::render::{cluster_daemon_sets_yaml, render_cluster_summary, render_cluster_text};
 use crate::run_lock::RunLock;
+use crate::settling::settle;
 use crate::survey::Survey;
 use crate::target::Target;
 use shared::output::{DryRun, OutputFormat};
@@ -98,11 +99,12 @@ pub struct Planned {
 }
 
 /// Looks at the nodes and their cluster, and plans. Nothing is changed: nodes elsewhere are looked at through helper Pods,
-/// which are removed again.
+/// which are removed again. What passes by itself is waited for.
 ///
 /// # Errors
 /// When a node or the API cannot be looked at. What forbids a conversion is in the plan, not an error.
-pub async fn make_plan(fleet: Fleet, options: &ConvertOptions, looking: impl Fn(&str)) -> Result<Planned> {
+pub async fn make_plan(mut fleet: Fleet, options: &ConvertOptions, looking: impl Fn(&str)) -> Result<Planned> {
+    settle(&mut fleet, &options.components, &looking).await?;
     let control_plane = fleet.control_plane.clone();
     let burdens = burdens(&fleet).await?;
     let names = fleet.selected().iter().map(|seen| seen.node.name.clone()).collect();

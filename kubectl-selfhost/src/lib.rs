@@ -36,6 +36,7 @@ pub mod refusal;
 pub mod render;
 pub mod revert;
 pub mod run_lock;
+pub mod settling;
 pub mod status;
 pub mod survey;
 pub mod target;

@@ -5,6 +5,7 @@ use crate::daemon_set::per_node_name;
 use crate::names::{AWAIT_CONTAINER, Component, FIELD_MANAGER, GUARD};
 use crate::node::guard::api::guard_annotation;
 use crate::node::state::{Desired, GuardReport, Report};
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -24,6 +25,9 @@ pub struct PodFacts {
     pub terminating: bool,
     /// Whether it is Ready.
     pub ready: bool,
+    /// Whether it is not Ready yet, with a container that runs or is being made.
+    #[serde(skip)]
+    pub starting: bool,
     /// Whether it waits in our init container.
     pub awaiting: bool,
     /// Restarts of the component's container.
@@ -104,6 +108,8 @@ pub struct Observation {
     pub daemon_sets: BTreeMap<Component, DaemonSetFacts>,
     /// Who leads.
     pub leaders: BTreeMap<Component, String>,
+    /// When the Lease was last renewed, as the clock of its holder said.
+    pub renewals: BTreeMap<Component, Timestamp>,
 }
 
 impl Observation {
@@ -127,6 +133,7 @@ struct Seen {
     pods: Vec<Pod>,
     daemon_sets: Vec<DaemonSet>,
     leaders: BTreeMap<Component, String>,
+    renewals: BTreeMap<Component, Timestamp>,
 }
 
 impl Seen {
@@ -140,22 +147,24 @@ impl Seen {
             .pods(&format!("component in ({})", names.join(",")))
             .await?;
         let daemon_sets = control_plane.daemon_sets().await?;
-        let mut leaders = BTreeMap::new();
+        let (mut leaders, mut renewals) = (BTreeMap::new(), BTreeMap::new());
         for component in Component::ALL {
             if let Some(name) = component.lease()
-                && let Some(lease) = control_plane.lease(name).await?
-                && let Some(holder) = lease
-                    .spec
-                    .and_then(|spec| spec.holder_identity)
-                    .filter(|holder| !holder.is_empty())
+                && let Some(spec) = control_plane.lease(name).await?.and_then(|lease| lease.spec)
             {
-                leaders.insert(component, holder);
+                if let Some(holder) = spec.holder_identity.filter(|holder| !holder.is_empty()) {
+                    leaders.insert(component, holder);
+                }
+                if let Some(renewed) = spec.renew_time {
+                    renewals.insert(component, renewed.0);
+                }
             }
         }
         Ok(Self {
             pods,
             daemon_sets,
             leaders,
+            renewals,
         })
     }
 
@@ -185,6 +194,7 @@ impl Seen {
             pods: Component::ALL.into_iter().map(mine).collect(),
             daemon_sets: Component::ALL.into_iter().filter_map(daemon_set).collect(),
             leaders: self.leaders.clone(),
+            renewals: self.renewals.clone(),
             node,
         }
     }
@@ -404,11 +414,14 @@ pub fn pod_facts(pod: &Pod, container: &str) -> PodFacts {
         .message
         .clone()
         .filter(|_| status.phase.as_deref() == Some("Failed"));
+    let ready = condition("Ready").is_some_and(|c| c.status == "True");
+    let terminating = pod.metadata.deletion_timestamp.is_some();
     PodFacts {
         name: pod.metadata.name.clone().unwrap_or_default(),
         mirror: is_mirror(pod),
-        terminating: pod.metadata.deletion_timestamp.is_some(),
-        ready: condition("Ready").is_some_and(|c| c.status == "True"),
+        terminating,
+        ready,
+        starting: !ready && !terminating && main.is_some_and(runs_or_is_made),
         awaiting: init
             .iter()
             .any(|status| status.name == AWAIT_CONTAINER && status.state.as_ref().is_some_and(|s| s.running.is_some())),
@@ -436,6 +449,13 @@ fn terminated(status: &ContainerStatus) -> Option<&k8s_openapi::api::core::v1::C
     } else {
         None
     }
+}
+
+fn runs_or_is_made(status: &ContainerStatus) -> bool {
+    let Some(state) = &status.state else { return false };
+    let made = |reason: &str| matches!(reason, "PodInitializing" | "ContainerCreating");
+    let waits_for_it = state.waiting.as_ref().and_then(|waiting| waiting.reason.as_deref());
+    state.running.is_some() || waits_for_it.is_some_and(made)
 }
 
 /// Why a container does not run as it should.

@@ -8,9 +8,11 @@ use crate::node::state::Original;
 use crate::observe::{Observation, cpu, ended, requested_cpu};
 use crate::plan::{Gap, Plan, Snapshot};
 use crate::refusal::Refusal;
+use crate::settling::nobody_leads;
 use crate::survey::{BadPath, Survey};
 use crate::target::{Place, Target};
 use crate::webhooks::{BlockingWebhook, blocking_webhooks};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use shared::Result;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +36,8 @@ pub struct Facts<'a> {
     pub remembered: BTreeMap<Component, Original>,
     /// Why ports cannot be shared and steered there, from a trial.
     pub steering_refused: Option<String>,
+    /// The time now.
+    pub now: Timestamp,
 }
 
 /// Everything that the checks of the cluster look at.
@@ -165,6 +169,7 @@ pub async fn gather<'a>(
         not_executable: survey.not_executable.clone(),
         remembered: survey.remembered.clone(),
         steering_refused: survey.steering_refused.clone(),
+        now: Timestamp::now(),
     })
 }
 
@@ -180,7 +185,9 @@ fn pod_of(daemon_set: &Value) -> Value {
 /// Everything that forbids the conversion of the node.
 #[must_use]
 pub fn refusals(facts: &Facts<'_>) -> Vec<Refusal> {
-    let checks = [executable, steering, manifests, paths, running, capacity, foreign];
+    let checks = [
+        executable, steering, manifests, paths, running, leading, capacity, foreign,
+    ];
     let found = checks.iter().flat_map(|check| check(facts));
     node(facts.observation).into_iter().chain(found).collect()
 }
@@ -355,6 +362,22 @@ fn running(facts: &Facts<'_>) -> Vec<Refusal> {
         }
     }
     refusals
+}
+
+/// A component that nobody leads does nothing, however ready its Pods are.
+fn leading(facts: &Facts<'_>) -> Vec<Refusal> {
+    let refusal = |component: Component| {
+        let what = nobody_leads(facts.observation, facts.snapshot, component, facts.now)?;
+        Some(Refusal::new(
+            format!("Lease {NAMESPACE}/{component}"),
+            what,
+            format!(
+                "look into the log of {component} for why it does not lead; if it does, set the clocks of this machine and of the node right"
+            ),
+        ))
+    };
+    let plans = facts.plan.components.iter();
+    plans.filter_map(|plan| refusal(plan.component)).collect()
 }
 
 /// Two of a component run side by side for half a minute, one component after the other.

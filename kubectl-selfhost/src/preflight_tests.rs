@@ -6,6 +6,7 @@ use crate::names::BIN_DIR;
 use crate::node::state::Desired;
 use crate::observe::{DaemonSetFacts, node_facts, pod_facts};
 use crate::plan::{PlanOptions, plan};
+use jiff::SignedDuration;
 use serde_json::from_value;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -21,6 +22,7 @@ struct World {
     not_executable: Vec<String>,
     remembered: BTreeMap<Component, Original>,
     steering_refused: Option<String>,
+    now: Timestamp,
 }
 
 /// A Node as the API shows it.
@@ -66,12 +68,19 @@ impl World {
             guard_pod: None,
             daemon_sets: BTreeMap::new(),
             leaders: BTreeMap::new(),
+            renewals: BTreeMap::new(),
         };
         for component in Component::ALL {
             let pod = from_value(mirror(component, true, &json!({"running": {}}))).unwrap();
             observation
                 .pods
                 .insert(component, vec![pod_facts(&pod, component.name())]);
+            if component.lease().is_some() {
+                observation.leaders.insert(component, "cp-1_a".into());
+                observation
+                    .renewals
+                    .insert(component, NOW - SignedDuration::from_secs(2));
+            }
         }
         Self {
             observation,
@@ -83,6 +92,7 @@ impl World {
             not_executable: Vec::new(),
             remembered: BTreeMap::new(),
             steering_refused: None,
+            now: NOW,
         }
     }
 
@@ -96,6 +106,7 @@ impl World {
             not_executable: self.not_executable.clone(),
             remembered: self.remembered.clone(),
             steering_refused: self.steering_refused.clone(),
+            now: self.now,
         }
     }
 
@@ -144,6 +155,7 @@ impl World {
     }
 }
 
+const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
 const SCHEDULER: Component = Component::KubeScheduler;
 const APISERVER: Component = Component::KubeApiserver;
 
@@ -153,7 +165,7 @@ type Change = fn(&mut World);
 /// A fact, and words of the one refusal that it causes: of its object, of what is wrong, of the remedy.
 type Case = (&'static str, Change, &'static str, &'static str, &'static str);
 
-const CASES: [Case; 16] = [
+const CASES: [Case; 18] = [
     (
         "the kubelet says it is not ready",
         |world| {
@@ -272,6 +284,26 @@ const CASES: [Case; 16] = [
         "Pod kube-system/kube-apiserver-cp-1",
         "its readiness probe fails",
         "mend the static Pod first",
+    ),
+    (
+        "the scheduler's Lease is not renewed",
+        |world| {
+            let renewed = NOW - SignedDuration::from_secs(21);
+            world.observation.renewals.insert(SCHEDULER, renewed);
+        },
+        "Lease kube-system/kube-scheduler",
+        "was last renewed 21s ago, by cp-1_a: no kube-scheduler leads",
+        "look into the log of kube-scheduler",
+    ),
+    (
+        "no controller manager has ever led",
+        |world| {
+            world.observation.leaders.remove(&Component::KubeControllerManager);
+            world.observation.renewals.remove(&Component::KubeControllerManager);
+        },
+        "Lease kube-system/kube-controller-manager",
+        "is not there: no kube-controller-manager has ever led",
+        "look into the log of kube-controller-manager",
     ),
     (
         "there is no CPU for two apiservers",

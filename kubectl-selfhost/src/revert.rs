@@ -530,6 +530,7 @@ mod tests {
             mirror,
             terminating,
             ready: true,
+            starting: false,
             awaiting: false,
             restarts: 0,
             image: String::new(),
@@ -552,6 +553,7 @@ mod tests {
             guard_pod: None,
             daemon_sets: BTreeMap::new(),
             leaders: BTreeMap::new(),
+            renewals: BTreeMap::new(),
         }
     }
 

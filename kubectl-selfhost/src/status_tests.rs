@@ -22,6 +22,7 @@ fn observation(reports: &[(Component, Value)]) -> Observation {
         guard_pod: Some(facts("selfhost-guard-cp-1", "guard", true, &running())),
         daemon_sets: BTreeMap::new(),
         leaders: BTreeMap::new(),
+        renewals: BTreeMap::new(),
     }
 }
 

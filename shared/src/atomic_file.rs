@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, SystemTime},
 };
 
 /// Owner of a file, as numbers.
@@ -17,27 +18,49 @@ pub struct Owner {
     pub group: u32,
 }
 
+/// How a file is to lie there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Permission bits, set exactly, whatever the umask is.
+    pub mode: u32,
+    /// Its owner; whoever we are when absent. Setting another one needs privileges.
+    pub owner: Option<Owner>,
+    /// Time of its last change; now when absent.
+    pub modified: Option<SystemTime>,
+}
+
+impl Attributes {
+    /// Ours, changed now, with these permission bits.
+    #[must_use]
+    pub fn mode(mode: u32) -> Self {
+        Self {
+            mode,
+            owner: None,
+            modified: None,
+        }
+    }
+}
+
+/// What a killed process left half written is taken away by the next write of the same file when it is older than this. No
+/// write takes so long.
+const LEFT_OVER: Duration = Duration::from_secs(600);
+
 /// Puts `bytes` at `path` in one step: a reader sees the old content or the new one, never a part.
 ///
 /// Written under a name that starts with a dot (the kubelet ignores those in its manifest directory) in the same
-/// directory, made durable, renamed, and the directory made durable. `mode` is set exactly, whatever the umask is. A
-/// symbolic link at `path` is replaced by a file.
+/// directory, made durable, renamed, and the directory made durable. A symbolic link at `path` is replaced by a file.
 ///
 /// # Errors
 /// Any error of the file system. `path` is then as it was, except where only the last step (making the rename durable)
 /// failed; no temporary file stays behind.
-pub fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    write_as(path, bytes, mode, None)
-}
-
-/// Like [`write()`], with the owner set too before the file gets its name. Setting another owner needs privileges.
-///
-/// # Errors
-/// See [`write()`].
-pub fn write_as(path: &Path, bytes: &[u8], mode: u32, owner: Option<Owner>) -> io::Result<()> {
-    replace(path, mode, |file| {
+pub fn write(path: &Path, bytes: &[u8], attributes: Attributes) -> io::Result<()> {
+    replace(path, attributes.mode, |file| {
         file.write_all(bytes)?;
-        set_owner_and_mode(file, mode, owner)
+        set_owner_and_mode(file, attributes)?;
+        match attributes.modified {
+            Some(modified) => file.set_times(fs::FileTimes::new().set_modified(modified)),
+            None => Ok(()),
+        }
     })
 }
 
@@ -47,6 +70,9 @@ fn replace(path: &Path, mode: u32, fill: impl FnOnce(&mut File) -> io::Result<()
         Some(_) => Path::new("."),
         None => return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path names no file")),
     };
+    if let Some(oldest) = SystemTime::now().checked_sub(LEFT_OVER) {
+        remove_left_over(directory, path, oldest);
+    }
     let (mut file, temporary) = create_temporary(directory, path, mode)?;
     fill(&mut file)?;
     file.sync_all()?;
@@ -80,6 +106,49 @@ impl Drop for Temporary {
         // The error that brought us here is the one to report.
         let _ = fs::remove_file(&self.0);
     }
+}
+
+/// Takes away what killed processes left of earlier writes of `path` before `oldest`. It may be a key; that it is still there
+/// is no reason to write nothing.
+fn remove_left_over(directory: &Path, path: &Path, oldest: SystemTime) {
+    let (Some(name), Ok(entries)) = (path.file_name().and_then(|name| name.to_str()), fs::read_dir(directory)) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let is_old = || entry.metadata().is_ok_and(|metadata| changed(&metadata) < oldest);
+        if entry
+            .file_name()
+            .to_str()
+            .is_some_and(|found| is_temporary_of(found, name))
+            && is_old()
+        {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// When the file was last touched in any way. The time of its content may be one that was set: see [`Attributes`].
+#[cfg(unix)]
+fn changed(metadata: &fs::Metadata) -> SystemTime {
+    let seconds = u64::try_from(std::os::unix::fs::MetadataExt::ctime(metadata)).unwrap_or_default();
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+#[cfg(not(unix))]
+fn changed(metadata: &fs::Metadata) -> SystemTime {
+    metadata.modified().unwrap_or_else(|_| SystemTime::now())
+}
+
+/// Whether `found` is a name that [`create_temporary`] gives to a file that will be `name`.
+fn is_temporary_of(found: &str, name: &str) -> bool {
+    let numbers = found
+        .strip_prefix('.')
+        .and_then(|rest| rest.strip_prefix(name))
+        .and_then(|rest| rest.strip_prefix('.'))
+        .and_then(|rest| rest.strip_suffix(".tmp"))
+        .and_then(|rest| rest.split_once('-'));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    numbers.is_some_and(|(process, count)| is_number(process) && is_number(count))
 }
 
 fn create_temporary(directory: &Path, path: &Path, mode: u32) -> io::Result<(File, Temporary)> {
@@ -122,17 +191,17 @@ fn restrict(options: &mut OpenOptions, mode: u32) {
 fn restrict(_: &mut OpenOptions, _: u32) {}
 
 #[cfg(unix)]
-fn set_owner_and_mode(file: &File, mode: u32, owner: Option<Owner>) -> io::Result<()> {
+fn set_owner_and_mode(file: &File, attributes: Attributes) -> io::Result<()> {
     use std::os::unix::fs::{PermissionsExt, fchown};
     // The owner first: changing it clears set-user-ID bits.
-    if let Some(owner) = owner {
+    if let Some(owner) = attributes.owner {
         fchown(file, Some(owner.user), Some(owner.group))?;
     }
-    file.set_permissions(fs::Permissions::from_mode(mode))
+    file.set_permissions(fs::Permissions::from_mode(attributes.mode))
 }
 
 #[cfg(not(unix))]
-fn set_owner_and_mode(_: &File, _: u32, _: Option<Owner>) -> io::Result<()> {
+fn set_owner_and_mode(_: &File, _: Attributes) -> io::Result<()> {
     Ok(())
 }
 
@@ -167,7 +236,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         for mode in [0o600, 0o644, 0o666, 0o400, 0o755] {
             let path = directory.path().join(format!("{mode:o}"));
-            write(&path, b"bytes", mode).unwrap();
+            write(&path, b"bytes", Attributes::mode(mode)).unwrap();
             let metadata = fs::metadata(&path).unwrap();
             assert_eq!(fs::read(&path).unwrap(), b"bytes");
             assert_eq!(metadata.permissions().mode() & 0o7777, mode, "{mode:o}");
@@ -179,10 +248,10 @@ mod tests {
     fn an_old_file_is_replaced_and_not_written_into() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.yaml");
-        write(&path, b"a longer first content", 0o644).unwrap();
+        write(&path, b"a longer first content", Attributes::mode(0o644)).unwrap();
         let mut old = File::open(&path).unwrap();
         let inode = old.metadata().unwrap().ino();
-        write(&path, b"second", 0o600).unwrap();
+        write(&path, b"second", Attributes::mode(0o600)).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"second");
         assert_ne!(fs::metadata(&path).unwrap().ino(), inode);
         let mut seen = String::new();
@@ -200,7 +269,7 @@ mod tests {
         let path = directory.path().join("a.yaml");
         fs::create_dir(&path).unwrap();
         fs::write(path.join("inside"), "x").unwrap();
-        assert!(write(&path, b"bytes", 0o600).is_err());
+        assert!(write(&path, b"bytes", Attributes::mode(0o600)).is_err());
         assert_eq!(names(directory.path()), ["a.yaml"]);
         assert_eq!(names(&path), ["inside"]);
     }
@@ -241,7 +310,7 @@ mod tests {
     fn readers_see_the_old_or_the_new_bytes_and_nothing_between() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.yaml");
-        write(&path, &[b'0'; 100_000], 0o600).unwrap();
+        write(&path, &[b'0'; 100_000], Attributes::mode(0o600)).unwrap();
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
@@ -255,7 +324,7 @@ mod tests {
                 reads
             });
             for round in 0..20u8 {
-                write(&path, &[b'0' + round; 100_000], 0o600).unwrap();
+                write(&path, &[b'0' + round; 100_000], Attributes::mode(0o600)).unwrap();
             }
             stop.store(true, Ordering::Relaxed);
             assert!(reader.join().unwrap() > 0);
@@ -265,10 +334,13 @@ mod tests {
     #[test]
     fn a_missing_directory_and_a_path_without_a_name_are_errors() {
         let directory = tempfile::tempdir().unwrap();
-        let error = write(&directory.path().join("no/a.yaml"), b"x", 0o600).unwrap_err();
+        let error = write(&directory.path().join("no/a.yaml"), b"x", Attributes::mode(0o600)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         for path in ["/", "..", ""] {
-            assert!(write(Path::new(path), b"x", 0o600).is_err(), "{path:?}");
+            assert!(
+                write(Path::new(path), b"x", Attributes::mode(0o600)).is_err(),
+                "{path:?}"
+            );
         }
     }
 
@@ -277,16 +349,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a");
         let own = fs::metadata(directory.path()).unwrap();
-        write_as(
-            &path,
-            b"x",
-            0o640,
-            Some(Owner {
-                user: own.uid(),
-                group: own.gid(),
-            }),
-        )
-        .unwrap();
+        let owner = Owner {
+            user: own.uid(),
+            group: own.gid(),
+        };
+        let attributes = Attributes {
+            owner: Some(owner),
+            ..Attributes::mode(0o640)
+        };
+        write(&path, b"x", attributes).unwrap();
         let metadata = fs::metadata(&path).unwrap();
         assert_eq!(
             (metadata.uid(), metadata.gid(), metadata.mode() & 0o7777),
@@ -300,16 +371,55 @@ mod tests {
         let (target, link) = (directory.path().join("target"), directory.path().join("link"));
         fs::write(&target, "old").unwrap();
         std::os::unix::fs::symlink(&target, &link).unwrap();
-        write(&link, b"new", 0o600).unwrap();
+        write(&link, b"new", Attributes::mode(0o600)).unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"old");
         assert!(!fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
+
+    #[test]
+    fn the_time_of_the_change_is_kept_to_the_nanosecond() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        let modified = SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789);
+        let attributes = Attributes {
+            modified: Some(modified),
+            ..Attributes::mode(0o600)
+        };
+        write(&path, b"x", attributes).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), modified);
+        write(&path, b"x", Attributes::mode(0o600)).unwrap();
+        assert!(fs::metadata(&path).unwrap().modified().unwrap() > modified);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_goes_with_time_and_nothing_else_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        let others = [
+            ".a.1-x.tmp",
+            ".a.1-2.tmpx",
+            ".a.-2.tmp",
+            ".a.yaml.1-2.tmp",
+            ".b.1-2.tmp",
+            "a",
+            "a.1-2.tmp",
+        ];
+        for name in others.iter().chain(&[".a.1-2.tmp", ".a.2-1.tmp"]) {
+            fs::write(directory.path().join(name), "x").unwrap();
+        }
+        write(&path, b"x", Attributes::mode(0o600)).unwrap();
+        assert_eq!(names(directory.path()).len(), 9, "they are young");
+        remove_left_over(directory.path(), &path, SystemTime::now() + LEFT_OVER);
+        let mut expected = others;
+        expected.sort_unstable();
+        assert_eq!(names(directory.path()), expected);
     }
 
     #[test]
     fn removing_twice_is_no_error() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a");
-        write(&path, b"x", 0o600).unwrap();
+        write(&path, b"x", Attributes::mode(0o600)).unwrap();
         remove(&path).unwrap();
         remove(&path).unwrap();
         assert_eq!(names(directory.path()).len(), 0);

@@ -29,7 +29,7 @@ pub enum NodeCommand {
     /// Ask the component of this container for its health, and prove that it is itself that answers
     Probe(ProbeArgs),
     /// Wait, before this container is told to stop, for its successor's next reconciliation
-    BeforeStop(BeforeStopArgs),
+    PreStop(PreStopArgs),
     /// Show what a conversion needs to know of this node, as JSON
     Survey,
     /// Install executable, state directory and guard on this node
@@ -121,9 +121,9 @@ pub struct ProbeArgs {
     timeout: u64,
 }
 
-/// See [`NodeCommand::BeforeStop`].
+/// See [`NodeCommand::PreStop`].
 #[derive(Debug, Args)]
-pub struct BeforeStopArgs {
+pub struct PreStopArgs {
     /// Directory in which the component's Pods on this node leave notes for each other
     #[arg(long)]
     notes: PathBuf,
@@ -203,9 +203,9 @@ pub fn component(text: &str) -> std::result::Result<Component, String> {
 pub async fn run(command: NodeCommand, printer: &Printer) -> Result<()> {
     match command {
         NodeCommand::Guard(args) => run_guard(args).await,
-        NodeCommand::AwaitPort(args) => run_await_port(&args),
+        NodeCommand::AwaitPort(args) => run_await_port(&args).await,
         NodeCommand::Probe(args) => run_probe(&args),
-        NodeCommand::BeforeStop(args) => {
+        NodeCommand::PreStop(args) => {
             let own = Processes::new(Path::new("/proc")).started(1).unwrap_or(u64::MAX);
             std::thread::sleep(phase::pause(
                 phase::read(&phase::note_path(&args.notes)),
@@ -292,26 +292,37 @@ async fn run_guard(args: GuardArgs) -> Result<()> {
         .context("the guard cannot go on")
 }
 
-#[cfg(unix)]
+/// Until this process is told to stop. In a container it is process 1, which a signal without a handler does not end.
 async fn terminated() {
     use tokio::signal::unix::{SignalKind, signal};
-    match signal(SignalKind::terminate()) {
-        Ok(mut terminate) => {
-            terminate.recv().await;
+    let next = async |kind| match signal(kind) {
+        Ok(mut signals) => {
+            signals.recv().await;
         }
         Err(_) => std::future::pending().await,
+    };
+    tokio::select! {
+        () = next(SignalKind::terminate()) => {}
+        () = next(SignalKind::interrupt()) => {}
     }
 }
 
-fn run_await_port(args: &AwaitPortArgs) -> Result<()> {
+async fn run_await_port(args: &AwaitPortArgs) -> Result<()> {
     let what = AwaitPort {
         component: args.component,
         address: listen_address(args.bind_address, args.port, kernel_has_ipv6()),
         verdict: args.verdict.clone(),
         steer: !args.no_steer,
     };
-    await_port::run(&what, &mut io::stdout().lock())
-        .with_context(|| format!("{} cannot be started on {}", what.component, what.address))
+    let mut out = io::stdout();
+    tokio::select! {
+        biased;
+        // an error, so that the component does not start after all
+        () = terminated() => Err(Error::interrupted(format!("told to stop before {} might start", what.component))),
+        result = await_port::run(&what, &mut out) => {
+            result.with_context(|| format!("{} cannot be started on {}", what.component, what.address))
+        }
+    }
 }
 
 /// How often a process that is not healthy yet is asked again within one run.

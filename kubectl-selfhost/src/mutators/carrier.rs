@@ -127,7 +127,7 @@ fn carry(template: &mut Value, context: &Context) -> Result<(), MutationError> {
     )
 }
 
-/// Takes from a Pod what [`AWAIT_PORT`], [`CARRIER`] and the hook before the stop put there.
+/// Takes from a Pod what [`AWAIT_PORT`], [`CARRIER`] and the pre-stop hook put there.
 pub(crate) fn drop_carrier(pod: &mut Value) {
     let ours = |name: Option<&str>| {
         [BIN_VOLUME, RUN_VOLUME, NOTES_VOLUME]
@@ -142,7 +142,7 @@ pub(crate) fn drop_carrier(pod: &mut Value) {
     }
     for container in containers_mut(pod) {
         retain(container, "volumeMounts", |mount| !ours(string_at(mount, &["name"])));
-        super::drop_before_stop(container);
+        super::drop_pre_stop(container);
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) use carrier::{drop_carrier, merge_go_debug, set_environment};
 pub(crate) use command::permit_port_sharing;
 pub(crate) use placement::drop_leftovers;
 pub(crate) use probes::{drop_container_ports, is_own_probe, number_probe_ports, ready_path};
-pub(crate) use succession::drop_before_stop;
+pub(crate) use succession::drop_pre_stop;
 
 /// Why a step cannot be done, with the field and the remedy.
 pub type MutationError = FieldError;
@@ -108,7 +108,7 @@ pub fn default_mutators(component: Component, mode: &Mode) -> Vec<PodSpecMutator
     if component == Component::KubeApiserver {
         mutators.push(command::HOST_IP);
         if *mode == Mode::Steered {
-            mutators.push(succession::BEFORE_STOP);
+            mutators.push(succession::PRE_STOP);
         }
     }
     mutators.extend([placement::GATE, placement::TOLERATIONS, placement::NO_TOKEN]);

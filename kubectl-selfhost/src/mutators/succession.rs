@@ -10,13 +10,13 @@ use crate::names::{BIN_MOUNT, BIN_NAME, NOTES_MOUNT, NOTES_VOLUME, STATE_DIR};
 const LEAST_GRACE_SECONDS: u64 = 20;
 
 /// Waits, before the old process is told to stop, for the moment at which its successor puts their address back.
-pub(super) const BEFORE_STOP: PodSpecMutator = PodSpecMutator {
-    name: "before-stop",
+pub(super) const PRE_STOP: PodSpecMutator = PodSpecMutator {
+    name: "pre-stop",
     reason: "the Service default/kubernetes must not be without address until the successor's next reconciliation",
-    apply: before_stop,
+    apply: pre_stop,
 };
 
-fn before_stop(template: &mut Value, context: &Context) -> Result<(), MutationError> {
+fn pre_stop(template: &mut Value, context: &Context) -> Result<(), MutationError> {
     let grace = at(template, &["spec", "terminationGracePeriodSeconds"])
         .and_then(Value::as_u64)
         .unwrap_or(30);
@@ -28,7 +28,7 @@ fn before_stop(template: &mut Value, context: &Context) -> Result<(), MutationEr
     let command = [
         format!("{BIN_MOUNT}/{BIN_NAME}"),
         "node".into(),
-        "before-stop".into(),
+        "pre-stop".into(),
         "--notes".into(),
         NOTES_MOUNT.into(),
     ];
@@ -53,8 +53,8 @@ fn before_stop(template: &mut Value, context: &Context) -> Result<(), MutationEr
     put_named(spec, "volumes", "spec.volumes", "name", volume)
 }
 
-/// Takes from a container what [`BEFORE_STOP`] put there.
-pub(crate) fn drop_before_stop(container: &mut Value) {
+/// Takes from a container what [`PRE_STOP`] put there.
+pub(crate) fn drop_pre_stop(container: &mut Value) {
     let program = at(container, &["lifecycle", "preStop", "exec", "command"]).and_then(|command| command.get(0));
     if !program
         .and_then(Value::as_str)
@@ -89,16 +89,16 @@ mod tests {
         let context = context(Component::KubeApiserver);
         let before = template(&json!({}));
         let mut after = before.clone();
-        before_stop(&mut after, &context).unwrap();
+        pre_stop(&mut after, &context).unwrap();
         let once = after.clone();
-        before_stop(&mut after, &context).unwrap();
+        pre_stop(&mut after, &context).unwrap();
         assert_eq!(after, once);
         assert_eq!(
             once["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"],
             json!([
                 "/selfhost/bin/kubectl-selfhost",
                 "node",
-                "before-stop",
+                "pre-stop",
                 "--notes",
                 "/selfhost/notes"
             ])
@@ -115,9 +115,9 @@ mod tests {
         own["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 1}}});
         for before in [short, own] {
             let mut after = before.clone();
-            before_stop(&mut after, &context).unwrap();
+            pre_stop(&mut after, &context).unwrap();
             assert_eq!(after, before);
-            drop_before_stop(&mut after["spec"]["containers"][0]);
+            drop_pre_stop(&mut after["spec"]["containers"][0]);
             assert_eq!(after, before);
         }
     }

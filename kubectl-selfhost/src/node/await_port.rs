@@ -44,9 +44,11 @@ pub fn hold(component: Component, bound: SocketAddr) -> Steering {
 /// There is no deadline: the Pod of a node that is not to be converted now waits here for as long as that is so, which is
 /// what keeps it from taking the port of a static Pod that restarts.
 ///
+/// The future may be dropped while it waits: nothing is half done then.
+///
 /// # Errors
 /// When the port cannot be bound for another reason than being taken, or cannot be steered.
-pub fn run(what: &AwaitPort, out: &mut impl Write) -> io::Result<()> {
+pub async fn run(what: &AwaitPort, out: &mut impl Write) -> io::Result<()> {
     let mut said: Option<(Obstacle, Instant)> = None;
     while let Some(obstacle) = obstacle(what)? {
         if said.is_none_or(|(last, at)| last != obstacle || at.elapsed() >= REPEAT) {
@@ -61,7 +63,7 @@ pub fn run(what: &AwaitPort, out: &mut impl Write) -> io::Result<()> {
                 Obstacle::Port => writeln!(out, "waiting until {} is free", what.address)?,
             }
         }
-        std::thread::sleep(INTERVAL);
+        tokio::time::sleep(INTERVAL).await;
     }
     if what.steer {
         steer(what)?;
@@ -165,8 +167,8 @@ mod tests {
         assert!(obstacle(&what).unwrap_err().to_string().contains("192.0.2.1:6443"));
     }
 
-    #[test]
-    fn it_says_what_it_waits_for_and_goes_on_at_go() {
+    #[tokio::test]
+    async fn it_says_what_it_waits_for_and_goes_on_at_go() {
         let (_directory, listener, what) = setup("wait\n", true);
         drop(listener);
         let file = what.verdict.clone();
@@ -175,7 +177,7 @@ mod tests {
             std::fs::write(file, "go\n").unwrap();
         });
         let mut out = Vec::new();
-        run(&what, &mut out).unwrap();
+        run(&what, &mut out).await.unwrap();
         later.join().unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(text.starts_with("waiting for the guard"), "{text}");

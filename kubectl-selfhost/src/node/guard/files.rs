@@ -1,73 +1,45 @@
 //! Files of the guard: every write is whole or not there, and says who may read it.
 
 use crate::node::state::Original;
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
-use std::path::{Path, PathBuf};
+use shared::atomic_file::{self, Owner};
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// How a file is to lie there.
-#[derive(Clone, Copy, Debug)]
-pub struct Attributes {
-    /// Permission bits.
-    pub mode: u32,
-    /// Owner and group; unchanged (ours) when absent.
-    pub owner: Option<(u32, u32)>,
-    /// Time of the last change; now when absent.
-    pub modified: Option<SystemTime>,
-}
+pub use shared::atomic_file::Attributes;
 
-impl Attributes {
-    /// Ours, with these permission bits.
-    #[must_use]
-    pub fn mode(mode: u32) -> Self {
-        Self {
-            mode,
-            owner: None,
-            modified: None,
-        }
-    }
-
-    /// As the original was.
-    #[must_use]
-    pub fn of(original: &Original) -> Self {
-        let modified = u64::try_from(original.modified_ns)
-            .ok()
-            .map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns));
-        Self {
-            mode: original.mode,
-            owner: Some((original.uid, original.gid)),
-            modified,
-        }
+/// How a file is to lie there for it to be as the original was.
+#[must_use]
+pub fn as_original(original: &Original) -> Attributes {
+    let modified = u64::try_from(original.modified_ns)
+        .ok()
+        .map(|ns| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns));
+    Attributes {
+        mode: original.mode,
+        owner: Some(Owner {
+            user: original.uid,
+            group: original.gid,
+        }),
+        modified,
     }
 }
 
-/// Writes a file: a temporary one beside it, whose name starts with a dot so that the kubelet ignores it, then a rename.
+/// As [`atomic_file::write`].
 ///
 /// # Errors
 /// Names the path. Nothing is left behind, and an older file of that name is as it was.
 pub fn write(path: &Path, bytes: &[u8], attributes: Attributes) -> io::Result<()> {
-    let temporary = temporary_path(path)?;
-    let result = write_temporary(&temporary, bytes, attributes).and_then(|()| fs::rename(&temporary, path));
-    if result.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    result
-        .and_then(|()| sync_directory(path))
-        .map_err(|error| named(path, "cannot be written", &error))
+    atomic_file::write(path, bytes, attributes).map_err(|error| named(path, "cannot be written", &error))
 }
 
-/// Takes a file away; that it is not there is fine.
+/// Takes a file away for good; that it is not there is fine.
 ///
 /// # Errors
 /// Names the path.
 pub fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Ok(()) => sync_directory(path).map_err(|error| named(path, "cannot be removed for good", &error)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(named(path, "cannot be removed", &error)),
-    }
+    atomic_file::remove(path).map_err(|error| named(path, "cannot be removed", &error))
 }
 
 /// Makes a directory, with its parents, and sets its permission bits.
@@ -101,38 +73,6 @@ pub fn metadata(path: &Path, sha256: String) -> io::Result<Original> {
     })
 }
 
-fn write_temporary(path: &Path, bytes: &[u8], attributes: Attributes) -> io::Result<()> {
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)?;
-    file.write_all(bytes)?;
-    if let Some((uid, gid)) = attributes.owner {
-        fchown(&file, Some(uid), Some(gid))?;
-    }
-    file.set_permissions(Permissions::from_mode(attributes.mode))?;
-    if let Some(modified) = attributes.modified {
-        file.set_times(fs::FileTimes::new().set_modified(modified))?;
-    }
-    file.sync_all()
-}
-
-fn temporary_path(path: &Path) -> io::Result<PathBuf> {
-    let name = path.file_name().and_then(|name| name.to_str());
-    let name =
-        name.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{} has no name", path.display())))?;
-    Ok(path.with_file_name(format!(".{name}.selfhost")))
-}
-
-fn sync_directory(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(parent) => File::open(parent)?.sync_all(),
-        None => Ok(()),
-    }
-}
-
 fn named(path: &Path, what: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{} {what}: {error}", path.display()))
 }
@@ -150,7 +90,7 @@ mod tests {
         let before = metadata(&path, "x".into()).unwrap();
         remove(&path).unwrap();
         remove(&path).unwrap();
-        write(&path, b"apiVersion: v1\n", Attributes::of(&before)).unwrap();
+        write(&path, b"apiVersion: v1\n", as_original(&before)).unwrap();
         assert_eq!(metadata(&path, "x".into()).unwrap(), before);
         assert_eq!(
             fs::read_dir(directory.path()).unwrap().count(),

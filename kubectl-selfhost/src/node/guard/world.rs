@@ -439,7 +439,7 @@ impl ComponentWorld {
                 self.files.original().display()
             )));
         }
-        files::write(&self.original_path()?, &bytes, Attributes::of(&original))?;
+        files::write(&self.original_path()?, &bytes, files::as_original(&original))?;
         self.handing_since = Some(look.at);
         self.remember(Memory {
             handed_over: false,
@@ -456,7 +456,7 @@ impl ComponentWorld {
         let variants = variants::build(self.component, &bytes).map_err(io::Error::other)?;
         let attributes = Attributes {
             modified: None,
-            ..Attributes::of(&original)
+            ..files::as_original(&original)
         };
         files::write(&self.original_path()?, variants.sharing.as_bytes(), attributes)?;
         self.handing_since = Some(look.at);
