@@ -408,7 +408,7 @@ async fn run(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Resul
     match (options.dry_run, options.output) {
         (DryRun::None, OutputFormat::Json) => {}
         (DryRun::Client | DryRun::Server, OutputFormat::Yaml) => {
-            printer.data(&cluster_daemon_sets_yaml(&planned.plan)?)?
+            printer.data(&cluster_daemon_sets_yaml(&planned.plan)?)?;
         }
         (_, OutputFormat::Json) => {
             shared::output::print(printer, options.output, &planned.plan, |_| Table::new(["COMPONENT"]))?;

@@ -165,7 +165,7 @@ pub(crate) fn wrap(component: Component, template: &Value, context: &Context) ->
 fn only_on(template: &mut Value, node: &str) {
     let affinity = &mut template["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let terms = &mut affinity["nodeSelectorTerms"];
-    if !terms.as_array().is_some_and(|terms| !terms.is_empty()) {
+    if terms.as_array().is_none_or(Vec::is_empty) {
         *terms = json!([{}]);
     }
     for term in terms.as_array_mut().into_iter().flatten() {

@@ -123,14 +123,12 @@ impl HandOver<'_> {
             _ => None,
         };
         self.ask_guard().await?;
-        tokio::select! {
-            done = async {
-                self.await_guard(reporter).await?;
-                self.release_lease(leader.as_deref(), reporter).await?;
-                self.await_mirror(reporter).await
-            } => done?,
-            () = own_endpoints::keep(control_plane, saved.as_ref()) => {}
-        }
+        own_endpoints::kept(control_plane, saved.as_ref(), self.alone, async {
+            self.await_guard(reporter).await?;
+            self.release_lease(leader.as_deref(), reporter).await?;
+            self.await_mirror(reporter).await
+        })
+        .await?;
         reporter.step(self.task, "the old process is gone");
         Ok(())
     }

@@ -7,10 +7,14 @@
 use crate::cluster::ControlPlane;
 use k8s_openapi::api::core::v1::{EndpointAddress, Endpoints};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use shared::Result;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use shared::{Error, Result};
 use std::time::Duration;
 
 const INTERVAL: Duration = Duration::from_millis(100);
+/// How often an apiserver announces itself (k8s.io/kubernetes `pkg/controlplane`, `DefaultEndpointReconcilerInterval`), and a
+/// bit.
+const RECONCILIATION: Duration = Duration::from_secs(11);
 
 /// What stood there before.
 #[derive(Clone, Debug)]
@@ -50,26 +54,85 @@ pub async fn save(control_plane: &ControlPlane, addresses: &[String]) -> Result<
     }))
 }
 
-/// Keeps it until the returned future is dropped. Never ends by itself, and an API that does not answer for a moment is
-/// ordinary here.
-pub async fn keep(control_plane: &ControlPlane, saved: Option<&Saved>) {
-    let Some(saved) = saved else {
-        return std::future::pending().await;
+/// Keeps it while `work` is done, and for as long after it as an apiserver may take to announce itself again: on a node
+/// with neighbours their reconciliations take the address out until then.
+///
+/// # Errors
+/// That of the work.
+pub async fn kept<T>(
+    control_plane: &ControlPlane,
+    saved: Option<&Saved>,
+    alone: bool,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let Some(saved) = saved else { return work.await };
+    let result = tokio::select! {
+        result = work => result,
+        () = keep(control_plane, saved) => return Err(Error::new("keeping the addresses has ended")),
     };
+    if alone {
+        // the one who went took it out before, and nobody else does
+        put_back(control_plane, saved).await;
+    } else {
+        let _ = tokio::time::timeout(RECONCILIATION, keep(control_plane, saved)).await;
+    }
+    result
+}
+
+/// Never ends by itself, and an API that does not answer for a moment is ordinary here.
+async fn keep(control_plane: &ControlPlane, saved: &Saved) {
     loop {
-        if let Ok(Some(now)) = control_plane.own_endpoint_slice().await
-            && let Some(restored) = restored(saved, &now)
-        {
-            // somebody who wrote in between wins, and is looked at again
-            let _ = control_plane.write_own_endpoint_slice(&restored).await;
-            if let Ok(Some(endpoints)) = control_plane.own_endpoints().await {
-                let _ = control_plane
-                    .write_own_endpoints(&with_addresses(endpoints, saved))
-                    .await;
-            }
-        }
+        put_back(control_plane, saved).await;
         tokio::time::sleep(INTERVAL).await;
     }
+}
+
+/// Looks once. Somebody who writes in between wins, and is looked at again the next time.
+async fn put_back(control_plane: &ControlPlane, saved: &Saved) {
+    let Ok(now) = control_plane.own_endpoint_slice().await else {
+        return;
+    };
+    let written = match now {
+        None => control_plane.create_own_endpoint_slice(&anew(saved)).await,
+        // Without any address the apiserver takes it for one of IPv4 addresses, and the kind cannot be changed.
+        Some(other) if other.address_type != saved.slice.address_type => {
+            match control_plane.delete_own_endpoint_slice(&other).await {
+                Ok(()) => control_plane.create_own_endpoint_slice(&anew(saved)).await,
+                Err(error) => Err(error),
+            }
+        }
+        Some(now) => match restored(saved, &now) {
+            None => return,
+            Some(restored) => control_plane.write_own_endpoint_slice(&restored).await,
+        },
+    };
+    if written.is_ok()
+        && let Ok(Some(endpoints)) = control_plane.own_endpoints().await
+    {
+        let _ = control_plane
+            .write_own_endpoints(&with_addresses(endpoints, saved))
+            .await;
+    }
+}
+
+/// The list as it is made where there is none.
+fn anew(saved: &Saved) -> EndpointSlice {
+    let mut slice = saved.slice.clone();
+    slice.metadata = ObjectMeta {
+        name: slice.metadata.name,
+        namespace: slice.metadata.namespace,
+        labels: slice.metadata.labels,
+        ..ObjectMeta::default()
+    };
+    if let Some(list) = &mut slice.endpoints {
+        list.retain(|endpoint| {
+            endpoint
+                .addresses
+                .iter()
+                .any(|address| saved.addresses.contains(address))
+        });
+    }
+    slice
 }
 
 fn addresses_of(slice: &EndpointSlice) -> Vec<String> {
@@ -177,6 +240,22 @@ mod tests {
                 assert_eq!(restored.ports, saved.slice.ports);
             }
         }
+    }
+
+    #[test]
+    fn a_list_that_is_gone_is_made_anew_with_the_nodes_addresses() {
+        let mut all = slice(&["fd00::1", "fd00::2"]);
+        all.metadata.name = Some("kubernetes".into());
+        all.metadata.resource_version = Some("7".into());
+        let saved = Saved {
+            slice: all,
+            endpoints: None,
+            addresses: vec!["fd00::2".into()],
+        };
+        let made = anew(&saved);
+        assert_eq!(addresses_of(&made), ["fd00::2"]);
+        assert_eq!(made.metadata.name.as_deref(), Some("kubernetes"));
+        assert_eq!(made.metadata.resource_version, None);
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub struct ClusterFacts {
 }
 
 /// What convert and revert do through the API.
-const PERMISSIONS: [(&str, &str, &str, &str); 16] = [
+const PERMISSIONS: [(&str, &str, &str, &str); 18] = [
     ("get", "", "nodes", ""),
     ("list", "", "nodes", ""),
     ("patch", "", "nodes", ""),
@@ -67,6 +67,8 @@ const PERMISSIONS: [(&str, &str, &str, &str); 16] = [
     ("create", "coordination.k8s.io", "leases", NAMESPACE),
     ("update", "coordination.k8s.io", "leases", NAMESPACE),
     ("patch", "discovery.k8s.io", "endpointslices", "default"),
+    ("create", "discovery.k8s.io", "endpointslices", "default"),
+    ("delete", "discovery.k8s.io", "endpointslices", "default"),
     (
         "list",
         "admissionregistration.k8s.io",

@@ -202,7 +202,7 @@ const CASES: [Case; 18] = [
     (
         "permissions are missing",
         |world| {
-            world.cluster.missing_permissions = vec!["patch nodes".into(), "create daemonsets in kube-system".into()]
+            world.cluster.missing_permissions = vec!["patch nodes".into(), "create daemonsets in kube-system".into()];
         },
         "your user",
         "may not: patch nodes, create daemonsets in kube-system",

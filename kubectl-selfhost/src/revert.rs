@@ -191,7 +191,7 @@ async fn run(fleet: &Fleet, options: RevertOptions, printer: &Printer) -> Result
     };
     prompt::confirm(printer, &question, None, options.yes)?;
     let lock = RunLock::acquire(&fleet.control_plane, |what| {
-        reporter.note(&format!("waiting for {what}"))
+        reporter.note(&format!("waiting for {what}"));
     })
     .await?;
     let result = tokio::select! {
@@ -410,10 +410,7 @@ async fn back(
         })
         .await
     };
-    tokio::select! {
-        done = work => done?,
-        () = own_endpoints::keep(control_plane, saved.as_ref()) => {}
-    }
+    own_endpoints::kept(control_plane, saved.as_ref(), node.alone, work).await?;
     if leader.is_some() {
         // best effort: at worst leadership waits for the Lease to run out
         let _ = leadership::release(control_plane, component, leader.as_deref()).await;

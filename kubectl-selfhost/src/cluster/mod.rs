@@ -424,6 +424,43 @@ impl ControlPlane {
         )
     }
 
+    /// Makes the EndpointSlice `default/kubernetes`.
+    ///
+    /// # Errors
+    /// As the API says; that it is there already is a conflict.
+    pub async fn create_own_endpoint_slice(&self, slice: &EndpointSlice) -> Result<()> {
+        let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), "default");
+        self.cluster
+            .call(
+                "create EndpointSlice default/kubernetes",
+                slices.create(&PostParams::default(), slice),
+            )
+            .await?;
+        Ok(())
+    }
+
+    /// Removes the EndpointSlice `default/kubernetes` as it was read before.
+    ///
+    /// # Errors
+    /// As the API says; a change in between is a conflict.
+    pub async fn delete_own_endpoint_slice(&self, slice: &EndpointSlice) -> Result<()> {
+        let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), "default");
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                resource_version: slice.metadata.resource_version.clone(),
+                uid: slice.metadata.uid.clone(),
+            }),
+            ..DeleteParams::default()
+        };
+        let request = slices.delete("kubernetes", &parameters);
+        absent(
+            self.cluster
+                .call("delete EndpointSlice default/kubernetes", request)
+                .await,
+        )
+        .map(drop)
+    }
+
     /// Writes the addresses in an EndpointSlice that was read before.
     ///
     /// # Errors
