@@ -1,8 +1,10 @@
 //! What a conversion would do to all nodes of a cluster: the plan of each, and what they must have in common.
 
+use crate::certs_in_secrets;
 use crate::diff::{Difference, diff};
+use crate::feature_gates::FeatureGates;
 use crate::manifest::sha256_hex;
-use crate::mutators::{FeatureGates, Mode};
+use crate::mutators::Mode;
 use crate::names::Component;
 use crate::plan::{API_VERSION, Gap, Plan, PlanOptions, Snapshot, plan};
 use crate::refusal::Refusal;
@@ -159,7 +161,13 @@ pub fn plan_cluster(nodes: &[NodeInput], options: &ClusterPlanOptions) -> Cluste
     };
     let mut plan = ClusterPlan::new(nodes.iter().map(of_node).collect());
     if !options.per_node {
-        plan.refusals = disagreements(&plan.nodes);
+        // templates that differ in their Secrets alone say less than the files
+        let files = different_files(&plan.nodes, &options.components);
+        plan.refusals = if files.is_empty() {
+            disagreements(&plan.nodes)
+        } else {
+            files
+        };
     }
     plan
 }
@@ -183,6 +191,18 @@ fn common_originals(nodes: &[NodeInput], components: &[Component]) -> BTreeMap<C
         Some((*component, sum))
     };
     components.iter().filter_map(of).collect()
+}
+
+/// Where the files differ that would go into one Secret.
+fn different_files(nodes: &[NodePlan], components: &[Component]) -> Vec<Refusal> {
+    let of = |component: &Component| {
+        let contents = |node: &NodePlan| {
+            let plan = node.plan.components.iter().find(|plan| plan.component == *component)?;
+            Some((node.node.clone(), plan.secret.as_ref()?.contents()))
+        };
+        certs_in_secrets::differences(*component, &nodes.iter().filter_map(contents).collect())
+    };
+    components.iter().flat_map(of).collect()
 }
 
 /// Where the templates of two nodes differ, one DaemonSet cannot serve both.

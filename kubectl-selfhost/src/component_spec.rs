@@ -166,8 +166,47 @@ pub fn find_flags(container: &Value, name: &str) -> Vec<FlagAt> {
     found
 }
 
+/// A flag as it stands in a command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flag {
+    /// Its name, without dashes in front and with dashes inside.
+    pub name: String,
+    /// `command` or `args`.
+    pub list: &'static str,
+    /// Index of the element with the flag's name.
+    pub index: usize,
+    /// Its value; empty where it stands alone.
+    pub value: String,
+}
+
+/// Every flag of `container`, in order; see [`find_flags`]. A word behind a flag that stands alone is its value, unless it is
+/// a flag: the components take nothing else.
+fn all_flags(container: &Value) -> Vec<Flag> {
+    let words = words(container);
+    let mut found = Vec::new();
+    for (position, (list, index, word)) in words.iter().enumerate().skip(1) {
+        let Some(flag) = word.strip_prefix("--").filter(|flag| !flag.is_empty()) else {
+            continue;
+        };
+        let (name, value) = match flag.split_once('=') {
+            Some((name, value)) => (name, value),
+            None => {
+                let next = words.get(position + 1).map(|(_, _, next)| *next);
+                (flag, next.filter(|next| !next.starts_with("--")).unwrap_or_default())
+            }
+        };
+        found.push(Flag {
+            name: name.replace('_', "-"),
+            list,
+            index: *index,
+            value: value.to_owned(),
+        });
+    }
+    found
+}
+
 /// A boolean as Go's `strconv.ParseBool` reads it.
-fn parse_bool(text: &str) -> Option<bool> {
+pub(crate) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
@@ -227,6 +266,12 @@ impl<'a> ComponentSpec<'a> {
             .into_iter()
             .map(|flag| flag.value)
             .collect()
+    }
+
+    /// Every flag, in order.
+    #[must_use]
+    pub fn all_flags(&self) -> Vec<Flag> {
+        all_flags(self.container)
     }
 
     /// The value of a flag; the last one where it is repeated, as it is for flags that hold one value.
@@ -477,6 +522,24 @@ mod tests {
         assert_eq!(spec.flag("bind-address").as_deref(), Some("::1"));
         assert_eq!(spec.flag("secure-port"), None);
         assert_eq!(spec.flag("usr/bin/kube-apiserver"), None);
+        let all: Vec<String> = spec
+            .all_flags()
+            .iter()
+            .map(|flag| format!("{}[{}] {}={}", flag.list, flag.index, flag.name, flag.value))
+            .collect();
+        assert_eq!(
+            all,
+            [
+                "command[1] a=1",
+                "command[2] b=2",
+                "command[4] a=x=y,z",
+                "command[5] leader-elect=",
+                "command[6] empty=",
+                "args[0] bind-address=::1",
+                "args[1] b=3",
+                "args[3] last=",
+            ]
+        );
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! `kubectl selfhost convert`: preflight, plan, confirmation, installation, hand-overs, summary; node by node.
 
+use crate::certs_in_secrets::api as secrets;
 use crate::cluster_plan::{ClusterPlan, ClusterPlanOptions, NodeInput, NodePlan, describe, order, plan_cluster};
 use crate::component_state::{component_state, is_converted};
 use crate::diff::diff;
+use crate::feature_gates::{FeatureGates, Gate};
 use crate::fleet::Fleet;
 use crate::hand_over::{self, HandOver};
-use crate::mutators::{FeatureGates, Mode};
+use crate::mutators::Mode;
 use crate::names::{Component, GUARD};
 use crate::node::state::Desired;
 use crate::observe::{DaemonSetFacts, Observation, daemon_set_facts, node_facts};
@@ -122,7 +124,10 @@ pub async fn make_plan(mut fleet: Fleet, options: &ConvertOptions, looking: impl
         .because("no Pod in kube-system carries the label component=kube-apiserver, as kubeadm's do")
         .hint("only control planes of static Pods can be converted: see whether this is the right cluster"));
     }
-    let to_do = |observation: &Observation| !is_all_converted(observation, options);
+    let certificates = options.feature_gates.enabled(Gate::StoreCertsInSecrets);
+    let converts = |observation: &Observation| !is_all_converted(observation, options);
+    // the files of a node that is converted may be others by now
+    let to_do = |observation: &Observation| certificates || converts(observation);
     let away: Vec<&Target> = targets
         .iter()
         .filter(|(target, seen)| target.is_away() && to_do(seen))
@@ -130,7 +135,7 @@ pub async fn make_plan(mut fleet: Fleet, options: &ConvertOptions, looking: impl
         .collect();
     let mut facts = ClusterFacts::default();
     if targets.iter().any(|(_, seen)| to_do(seen)) {
-        facts = preflight::gather_cluster(&control_plane, &away).await?;
+        facts = preflight::gather_cluster(&control_plane, &away, certificates).await?;
     }
     let mut early: Vec<Refusal> = preflight::cluster_refusals(&facts);
     for (_, seen) in targets.iter().filter(|(_, seen)| to_do(seen)) {
@@ -154,8 +159,12 @@ pub async fn make_plan(mut fleet: Fleet, options: &ConvertOptions, looking: impl
         } else {
             None
         };
+        let mut snapshot = snapshot(&observation, survey.as_ref());
+        if certificates {
+            snapshot.files = target.files(&snapshot.pods(&options.components)).await?;
+        }
         nodes.push(PlannedNode {
-            snapshot: snapshot(&observation, survey.as_ref()),
+            snapshot,
             target,
             observation,
             survey,
@@ -185,7 +194,7 @@ pub async fn make_plan(mut fleet: Fleet, options: &ConvertOptions, looking: impl
     plan.refusals.extend(preflight::cluster_refusals(&facts));
     plan.warnings.extend(preflight::warnings(&facts));
     for (node, planned) in plan.nodes.iter_mut().zip(&nodes) {
-        if let Some(survey) = &planned.survey {
+        if let Some(survey) = planned.survey.as_ref().filter(|_| converts(&planned.observation)) {
             let facts = preflight::gather(
                 &control_plane,
                 &planned.observation,
@@ -251,8 +260,11 @@ fn snapshot(observation: &Observation, survey: Option<&Survey>) -> Snapshot {
         if !has_manifest && let Some(saved) = survey.and_then(|survey| survey.saved.get(&component)) {
             snapshot.saved.insert(component, saved.clone());
         }
-        if observation.daemon_sets.contains_key(&component) {
+        if let Some(daemon_set) = observation.daemon_sets.get(&component) {
             snapshot.existing.insert(component);
+            snapshot
+                .certificates
+                .extend(daemon_set.certificates.clone().map(|sha256| (component, sha256)));
         }
     }
     snapshot
@@ -391,7 +403,14 @@ async fn run(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Resul
     })
     .await?;
     let width = printer.stdout_width().unwrap_or(100);
-    if !planned.nodes.is_empty() && planned.nodes.iter().all(|node| node.is_done(options)) {
+    let rolls = planned
+        .plan
+        .nodes
+        .iter()
+        .any(|node| node.plan.components.iter().any(|plan| plan.rolls));
+    let may_go_on = rolls || !planned.plan.all_refusals().is_empty();
+    if !may_go_on && !planned.nodes.is_empty() && planned.nodes.iter().all(|node| node.is_done(options)) {
+        keep_secrets(&planned).await?;
         let reporter = reporter(printer, options.output);
         for node in &planned.nodes {
             reporter.note(&format!(
@@ -471,6 +490,10 @@ async fn try_on_server(planned: &Planned, printer: &Printer) -> Result<()> {
             if !exists && !tried.contains(&name) {
                 tried.push(name);
                 planned.fleet.control_plane.create_daemon_set(daemon_set, true).await?;
+                if let Some(secret) = &component.secret {
+                    secrets::ensure(&planned.fleet.control_plane, secret, true).await?;
+                    printer.note(format!("Secret {} would be created (server dry run)", secret.name));
+                }
                 printer.note(format!("DaemonSet {name} would be created (server dry run)"));
             }
         }
@@ -522,12 +545,72 @@ async fn apply(planned: &Planned, options: &ConvertOptions, reporter: &dyn Repor
         }
     }
     both(async { Ok(()) }, drain).await?;
+    roll(planned, reporter).await?;
     if planned.nodes.len() > 1 {
         reporter.note(&format!(
             "all {} nodes are self-hosted, after {:.0} s",
             planned.nodes.len(),
             began.elapsed().as_secs_f64()
         ));
+    }
+    Ok(())
+}
+
+/// Whether the gate asks for Secrets: then those that nothing uses any more go.
+fn has_secrets(planned: &Planned) -> bool {
+    let mut components = planned.plan.nodes.iter().flat_map(|node| &node.plan.components);
+    components.any(|plan| plan.secret.is_some())
+}
+
+/// Puts back a Secret that somebody deleted: the Pods that run have its files, and the next ones would not start.
+async fn keep_secrets(planned: &Planned) -> Result<()> {
+    for plan in planned.plan.nodes.iter().flat_map(|node| &node.plan.components) {
+        if let Some(secret) = &plan.secret {
+            secrets::ensure(&planned.fleet.control_plane, secret, false).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Rolls DaemonSets that serve onto other files, one after the other, and removes the Secrets that nothing uses any more.
+async fn roll(planned: &Planned, reporter: &dyn Reporter) -> Result<()> {
+    if !has_secrets(planned) {
+        return Ok(());
+    }
+    let control_plane = &planned.fleet.control_plane;
+    keep_secrets(planned).await?;
+    let (mut rolled, mut waiting) = (Vec::new(), false);
+    for (node, plan) in planned.nodes.iter().zip(&planned.plan.nodes) {
+        for plan in plan.plan.components.iter().filter(|plan| plan.rolls) {
+            let facts = node.observation.daemon_sets.get(&plan.component);
+            let name = facts.map_or_else(|| plan.component.daemon_set_name(), |facts| facts.name.clone());
+            let Some(projection) = plan.projection.as_ref().filter(|_| !rolled.contains(&name)) else {
+                continue;
+            };
+            rolled.push(name.clone());
+            let began = Instant::now();
+            reporter.begin(&name, &name, 1);
+            match secrets::roll(control_plane, plan.component, &name, projection, reporter).await {
+                Ok(true) => {
+                    let text = format!(
+                        "its Pods have the other files after {:.1} s",
+                        began.elapsed().as_secs_f64()
+                    );
+                    reporter.finish(&name, Outcome::Done, &text);
+                }
+                Ok(false) => {
+                    waiting = true;
+                    reporter.finish(&name, Outcome::Done, "changed; it was converted with a gap, and its Pods start with the other files when you delete them");
+                }
+                Err(error) => {
+                    reporter.finish(&name, Outcome::Failed, error.what());
+                    return Err(error);
+                }
+            }
+        }
+    }
+    if !waiting {
+        secrets::remove_unused(control_plane).await?;
     }
     Ok(())
 }
@@ -618,6 +701,15 @@ async fn hand_over_one(
         .await?
         .iter()
         .any(|gated| gated != name);
+    if let Some(secret) = plan
+        .components
+        .iter()
+        .find(|plan| plan.component == component)
+        .and_then(|plan| plan.secret.as_ref())
+    {
+        reporter.waiting(&task, &format!("Secret {} to be created", secret.name));
+        secrets::ensure(control_plane, secret, false).await?;
+    }
     let outdated = !serves && existing.is_some() && wanted.and_then(facts_of) != existing;
     let hand_over = HandOver {
         control_plane,

@@ -46,6 +46,7 @@ pub fn build_fallback(component: Component, pod: &Value) -> Result<Value, Mutati
         only_node: Some(String::new()),
         single_node: true,
         original_sha256: None,
+        certificates: None,
     };
     permit_port_sharing(&mut template, component)?;
     number_probe_ports(&mut template)?;

@@ -4,6 +4,7 @@
 //! and `node::guard::machine` decide, without touching the world; the rest of `node` is what runs on nodes.
 
 pub mod base64;
+pub mod certs_in_secrets;
 pub mod checks;
 pub mod cli;
 pub mod cluster;
@@ -14,6 +15,7 @@ pub mod convert;
 pub mod daemon_set;
 pub mod diff;
 pub mod fallback;
+pub mod feature_gates;
 pub mod fields;
 pub mod fleet;
 pub mod guard_manifest;

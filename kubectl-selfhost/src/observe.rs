@@ -93,6 +93,8 @@ pub struct DaemonSetFacts {
     pub gap: bool,
     /// The build of our executable that it mounts.
     pub build: Option<String>,
+    /// SHA-256 of the certificates that its Pods take from a Secret.
+    pub certificates: Option<String>,
 }
 
 /// Everything about one node.
@@ -263,6 +265,7 @@ pub fn daemon_set_facts(daemon_set: &DaemonSet) -> DaemonSetFacts {
         original: annotations.get(crate::daemon_set::ORIGINAL_SHA256_ANNOTATION).cloned(),
         gap: strategy.as_deref() == Some("OnDelete"),
         build: path.and_then(|path| path.rsplit('/').next().map(str::to_owned)),
+        certificates: crate::certs_in_secrets::api::certificates_of(daemon_set),
     }
 }
 

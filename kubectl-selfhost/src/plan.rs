@@ -7,14 +7,16 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::certs_in_secrets::{self, CertificateSecret, NodeFiles, Projection};
 use crate::checks::{MANIFEST_CHECKS, warnings};
 use crate::daemon_set::{BuildError, template_of, wrap};
 use crate::diff::diff;
 use crate::fallback::build_fallback;
+use crate::feature_gates::{FeatureGates, Gate, mutators_from_feature_gates};
 use crate::fields::FieldError;
 use crate::inventory::{Inventory, take_inventory};
 use crate::manifest::{Entry, ManifestFile, ReadError, read_directory};
-use crate::mutators::{Context, FeatureGates, Mode, PodSpecMutator, default_mutators, mutators_from_feature_gates};
+use crate::mutators::{Context, Mode, PodSpecMutator, default_mutators};
 use crate::names::Component;
 use crate::refusal::Refusal;
 
@@ -32,6 +34,11 @@ pub struct Snapshot {
     pub saved: BTreeMap<Component, ManifestFile>,
     /// Components whose DaemonSet is there.
     pub existing: BTreeSet<Component>,
+    /// What the components' flags name on the node, as far as it was looked at: for
+    /// [`Gate::StoreCertsInSecrets`] alone.
+    pub files: NodeFiles,
+    /// SHA-256 of the certificates that the DaemonSets' Pods take from Secrets.
+    pub certificates: BTreeMap<Component, String>,
     /// How the components run, as far as a live cluster was asked. Where it says nothing, the manifests decide.
     pub states: BTreeMap<Component, ComponentState>,
 }
@@ -45,6 +52,20 @@ impl Snapshot {
             inventory: take_inventory(entries),
             ..Self::default()
         }
+    }
+
+    /// A component's original manifest: that of the directory, else the saved one.
+    #[must_use]
+    pub fn original(&self, component: Component) -> Option<&ManifestFile> {
+        let here = self.inventory.originals.get(&component);
+        here.or_else(|| self.saved.get(&component))
+    }
+
+    /// The static Pods of these components, as far as they are known.
+    #[must_use]
+    pub fn pods(&self, components: &[Component]) -> Vec<(Component, &Value)> {
+        let pod = |component: &Component| Some((*component, &self.original(*component)?.pod));
+        components.iter().filter_map(pod).collect()
     }
 
     /// How a component runs. Where the cluster was not asked, its manifests tell.
@@ -161,6 +182,7 @@ impl PlanOptions {
             only_node: self.only_node.clone(),
             single_node: self.single_node,
             original_sha256: Some(self.originals.get(&component).unwrap_or(&original.sha256).clone()),
+            certificates: None,
         }
     }
 }
@@ -203,6 +225,16 @@ pub struct ComponentPlan {
     /// The DaemonSet; absent where there is nothing to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub daemon_set: Option<Value>,
+    /// The Secret with its certificates, without what is in it; absent without
+    /// [`Gate::StoreCertsInSecrets`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret: Option<CertificateSecret>,
+    /// How its template takes them.
+    #[serde(skip)]
+    pub projection: Option<Projection>,
+    /// It serves from its DaemonSet, whose Pods are rolled onto the files of the Secret.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub rolls: bool,
     /// The fallback's static Pod; absent where there is nothing to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallback: Option<Value>,
@@ -212,7 +244,7 @@ impl ComponentPlan {
     /// Whether a conversion would do anything for it.
     #[must_use]
     pub fn is_to_do(&self) -> bool {
-        self.daemon_set.is_some() || self.state != ComponentState::SelfHosted
+        self.daemon_set.is_some() || self.state != ComponentState::SelfHosted || self.rolls
     }
 }
 
@@ -271,11 +303,7 @@ pub fn plan(snapshot: &Snapshot, options: &PlanOptions) -> Plan {
         warnings: snapshot.inventory.warnings.clone(),
         ..Plan::default()
     };
-    let gate_mutators = mutators_from_feature_gates(&options.feature_gates).unwrap_or_else(|error| {
-        plan.refusals
-            .push(Refusal::new("--feature-gates", error.to_string(), "leave the gate out"));
-        Vec::new()
-    });
+    let gate_mutators = mutators_from_feature_gates(&options.feature_gates);
     // The order of the conversion is fixed, whatever order was asked for.
     for component in Component::ALL
         .into_iter()
@@ -292,7 +320,8 @@ pub fn plan(snapshot: &Snapshot, options: &PlanOptions) -> Plan {
         match (original, snapshot.state(component)) {
             (Some(original), state) => {
                 let mutators = [default_mutators(component, &options.mode), gate_mutators.clone()].concat();
-                let (component_plan, refusals) = plan_component(component, original, state, &mutators, options);
+                let (component_plan, refusals) =
+                    plan_component(component, original, state, &mutators, (snapshot, options));
                 plan.refusals.extend(refusals);
                 plan.components.extend(component_plan);
             }
@@ -300,6 +329,18 @@ pub fn plan(snapshot: &Snapshot, options: &PlanOptions) -> Plan {
             (None, state)
                 if saved.is_some() || state == ComponentState::SelfHosted || state == ComponentState::Fallback =>
             {
+                let certificates = match saved {
+                    Some(saved) => certificates(component, saved, snapshot, options).unwrap_or_else(|found| {
+                        let refusals = found.into_iter().map(|error| Refusal::in_file(&saved.file_name, error));
+                        plan.refusals.extend(refusals);
+                        None
+                    }),
+                    None => None,
+                };
+                let (secret, projection) = certificates.unzip();
+                let rolls = secret.as_ref().is_some_and(|secret: &CertificateSecret| {
+                    state == ComponentState::SelfHosted && snapshot.certificates.get(&component) != Some(&secret.sha256)
+                });
                 plan.components.push(ComponentPlan {
                     component,
                     state,
@@ -308,6 +349,9 @@ pub fn plan(snapshot: &Snapshot, options: &PlanOptions) -> Plan {
                     expected_gap: Gap::None,
                     warnings: Vec::new(),
                     daemon_set: None,
+                    secret,
+                    projection,
+                    rolls,
                     fallback: None,
                 });
             }
@@ -327,6 +371,14 @@ pub fn plan(snapshot: &Snapshot, options: &PlanOptions) -> Plan {
             }
         }
     }
+    let secrets: Vec<&CertificateSecret> = plan.components.iter().filter_map(|plan| plan.secret.as_ref()).collect();
+    plan.refusals
+        .extend(secrets.iter().filter_map(|secret| certs_in_secrets::too_large(secret)));
+    if !secrets.is_empty() {
+        let apiserver = snapshot.original(Component::KubeApiserver);
+        plan.warnings
+            .extend(apiserver.and_then(|file| certs_in_secrets::not_encrypted(&file.pod)));
+    }
     let mut seen = Vec::new();
     plan.refusals.retain(|refusal| {
         let new = !seen.contains(refusal);
@@ -342,7 +394,7 @@ fn plan_component(
     original: &ManifestFile,
     state: ComponentState,
     mutators: &[PodSpecMutator],
-    options: &PlanOptions,
+    (snapshot, options): (&Snapshot, &PlanOptions),
 ) -> (Option<ComponentPlan>, Vec<Refusal>) {
     let mut errors: Vec<FieldError> = Vec::new();
     for check in MANIFEST_CHECKS {
@@ -351,7 +403,12 @@ fn plan_component(
             Err(error) => errors.push(error),
         }
     }
-    let context = options.context(component, original);
+    let mut context = options.context(component, original);
+    let mut secret = None;
+    match certificates(component, original, snapshot, options) {
+        Ok(found) => (secret, context.certificates) = found.unzip(),
+        Err(found) => errors.extend(found),
+    }
     let built = changes(&original.pod, mutators, &context);
     let fallback = build_fallback(component, &original.pod);
     let warnings = warnings(component, &original.pod, options.node_address);
@@ -367,6 +424,9 @@ fn plan_component(
             },
             warnings,
             daemon_set: Some(wrap(component, &template, &context)),
+            secret,
+            projection: context.certificates,
+            rolls: false,
             fallback: Some(fallback),
         }),
         (built, fallback, warnings) => {
@@ -383,6 +443,20 @@ fn plan_component(
             .map(|error| Refusal::in_file(&original.file_name, error))
             .collect(),
     )
+}
+
+/// The Secret of a component and how its template uses it, where the gate asks for it.
+fn certificates(
+    component: Component,
+    original: &ManifestFile,
+    snapshot: &Snapshot,
+    options: &PlanOptions,
+) -> Result<Option<(CertificateSecret, Projection)>, Vec<FieldError>> {
+    if options.feature_gates.enabled(Gate::StoreCertsInSecrets) {
+        certs_in_secrets::plan(component, &original.pod, &snapshot.files)
+    } else {
+        Ok(None)
+    }
 }
 
 /// Applies the mutators one by one and notes what each of them changes, so that nothing is changed without a reason.
@@ -428,8 +502,9 @@ pub fn changes(
 /// The directory cannot be listed.
 pub fn offline_plan(directory: &Path, options: &PlanOptions) -> Result<Plan, ReadError> {
     let entries = read_directory(directory)?;
-    Ok(plan(
-        &Snapshot::of_manifests(directory.display().to_string(), entries),
-        options,
-    ))
+    let mut snapshot = Snapshot::of_manifests(directory.display().to_string(), entries);
+    if options.feature_gates.enabled(Gate::StoreCertsInSecrets) {
+        snapshot.files = certs_in_secrets::read_all(&snapshot.pods(&options.components), certs_in_secrets::read_local);
+    }
+    Ok(plan(&snapshot, options))
 }

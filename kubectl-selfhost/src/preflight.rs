@@ -52,7 +52,7 @@ pub struct ClusterFacts {
 }
 
 /// What convert and revert do through the API.
-const PERMISSIONS: [(&str, &str, &str, &str); 18] = [
+const PERMISSIONS: [(&str, &str, &str, &str); 19] = [
     ("get", "", "nodes", ""),
     ("list", "", "nodes", ""),
     ("patch", "", "nodes", ""),
@@ -62,6 +62,7 @@ const PERMISSIONS: [(&str, &str, &str, &str); 18] = [
     ("list", "apps", "daemonsets", NAMESPACE),
     ("create", "apps", "daemonsets", NAMESPACE),
     ("delete", "apps", "daemonsets", NAMESPACE),
+    ("list", "", "secrets", NAMESPACE),
     ("patch", "", "secrets", NAMESPACE),
     ("delete", "", "secrets", NAMESPACE),
     ("create", "coordination.k8s.io", "leases", NAMESPACE),
@@ -83,6 +84,13 @@ const PERMISSIONS: [(&str, &str, &str, &str); 18] = [
     ),
 ];
 
+/// What is done through the API besides, where certificates go into Secrets.
+const CERTIFICATES_PERMISSIONS: [(&str, &str, &str, &str); 3] = [
+    ("get", "", "secrets", NAMESPACE),
+    ("create", "", "secrets", NAMESPACE),
+    ("update", "apps", "daemonsets", NAMESPACE),
+];
+
 /// What is done through the API besides, where nodes are reached by helper Pods.
 const HELPER_PERMISSIONS: [(&str, &str, &str, &str); 3] = [
     ("create", "", "pods/exec", NAMESPACE),
@@ -95,10 +103,15 @@ const HELPER_PERMISSIONS: [(&str, &str, &str, &str); 3] = [
 ///
 /// # Errors
 /// When the API cannot be asked.
-pub async fn gather_cluster(control_plane: &ControlPlane, away: &[&Target]) -> Result<ClusterFacts> {
+pub async fn gather_cluster(
+    control_plane: &ControlPlane,
+    away: &[&Target],
+    certificates: bool,
+) -> Result<ClusterFacts> {
     let mut facts = ClusterFacts::default();
     let more: &[_] = if away.is_empty() { &[] } else { &HELPER_PERMISSIONS };
-    for (verb, group, resource, namespace) in PERMISSIONS.iter().chain(more) {
+    let secrets: &[_] = if certificates { &CERTIFICATES_PERMISSIONS } else { &[] };
+    for (verb, group, resource, namespace) in PERMISSIONS.iter().chain(more).chain(secrets) {
         if !control_plane.may(verb, group, resource, namespace).await? {
             let place = if namespace.is_empty() {
                 String::new()

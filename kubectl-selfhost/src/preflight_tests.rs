@@ -150,6 +150,7 @@ impl World {
             original: None,
             gap: false,
             build: None,
+            certificates: None,
         };
         self.observation.daemon_sets.insert(component, facts);
     }

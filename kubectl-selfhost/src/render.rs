@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use shared::table::Table;
 
+use crate::certs_in_secrets::CertificateSecret;
 use crate::cluster_plan::{ClusterPlan, NodePlan as ClusterNode};
+use crate::names::NAMESPACE;
 use crate::plan::{Change, ComponentPlan, ComponentState, Gap, Plan};
 
 /// Colours, or none.
@@ -119,12 +121,17 @@ fn summary(plan: &Plan) -> String {
 fn render_component(component: &ComponentPlan, width: usize, palette: Palette, lines: &mut Vec<String>) {
     let name = component.component.name();
     if component.daemon_set.is_none() {
-        let rest = if component.is_to_do() {
+        let rest = if component.rolls {
+            "its Pods are rolled onto the files of the Secret"
+        } else if component.is_to_do() {
             "the hand-over is on its way and is carried on"
         } else {
             "nothing to do"
         };
         lines.push(format!("{}: {}, {rest}", palette.bold(name), component.state.name()));
+        if let Some(secret) = component.secret.as_ref().filter(|_| component.rolls) {
+            render_secret(secret, palette, lines);
+        }
         lines.push(String::new());
         return;
     }
@@ -159,7 +166,26 @@ fn render_component(component: &ComponentPlan, width: usize, palette: Palette, l
         }
         render_change(change, palette, lines);
     }
+    if let Some(secret) = &component.secret {
+        render_secret(secret, palette, lines);
+    }
     lines.push(String::new());
+}
+
+/// Names, sizes and the start of checksums: never what is in a Secret.
+fn render_secret(secret: &CertificateSecret, palette: Palette, lines: &mut Vec<String>) {
+    lines.push(palette.dim(&format!(
+        "  # {} bytes that the flags name, kept in the cluster",
+        secret.size()
+    )));
+    lines.push(format!("    Secret {NAMESPACE}/{}", secret.name));
+    for file in &secret.files {
+        let line = format!(
+            "    + {} {:04o} {} bytes, sha256 {}, by {}",
+            file.path, file.mode, file.size, file.sha256, file.named_by
+        );
+        lines.push(palette.green(&line));
+    }
 }
 
 fn render_change(change: &Change, palette: Palette, lines: &mut Vec<String>) {

@@ -451,6 +451,7 @@ async fn clean(node: &Reverted<'_>, task: &str, reporter: &dyn Reporter) -> Resu
         patch_node(target, &[], &[(component.gate_label(), None)]).await?;
         remove_daemon_sets(target, component).await?;
     }
+    crate::certs_in_secrets::api::remove_unused(control_plane).await?;
     reporter.step(task, "DaemonSets that serve no other node deleted");
     reporter.waiting(task, "the guard's manifest to be taken out");
     target.remove_guard().await?;

@@ -1,11 +1,14 @@
 //! One node whose files are to be read or changed: this machine, or one that is reached through a helper Pod.
 
+use crate::certs_in_secrets::{NodeFiles, ROUNDS, read_all, read_local, wanted};
 use crate::cluster::ControlPlane;
 use crate::helper_pod::{Helper, with_helper};
 use crate::install::{self, NodeBinary};
 use crate::local_node::LocalNode;
+use crate::names::Component;
 use crate::survey::{self, Installation, Survey};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use shared::{Error, Result};
 
 /// Where a node is.
@@ -65,6 +68,34 @@ impl Target {
         ))
         .because(format!("this program is of version {}", env!("CARGO_PKG_VERSION")))
         .hint("name one of the same version by --node-binary"))
+    }
+
+    /// Reads the files that the flags of these Pods' components name, and what these name in turn. Through a helper they travel
+    /// within its connection, and are written nowhere.
+    ///
+    /// # Errors
+    /// The node cannot be reached. What cannot be read is in the answer.
+    pub async fn files(&self, pods: &[(Component, &Value)]) -> Result<NodeFiles> {
+        if !self.is_away() {
+            return Ok(read_all(pods, read_local));
+        }
+        self.through_helper(async |helper| {
+            let mut files = NodeFiles::new();
+            for _ in 0..ROUNDS {
+                let wanted = wanted(pods, &files);
+                if wanted.is_empty() {
+                    break;
+                }
+                let arguments: Vec<&str> = ["node", "read-files"]
+                    .into_iter()
+                    .chain(wanted.iter().map(String::as_str))
+                    .collect();
+                files.extend(parsed::<NodeFiles>(&helper.run(&arguments).await?)?);
+            }
+            Ok(files)
+        })
+        .await
+        .map_err(|error| error.context(format!("the certificates of Node {} cannot be read", self.node_name)))
     }
 
     /// Installs executable, state directory and guard. Returns whether the guard's manifest was changed.

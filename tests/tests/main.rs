@@ -9,6 +9,7 @@
 
 mod bad_input;
 mod bad_manifests;
+mod certs_in_secrets;
 mod convert;
 mod demo;
 mod image;

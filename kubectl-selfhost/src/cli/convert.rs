@@ -4,8 +4,9 @@ use super::node::component;
 use super::reach::{ReachArgs, tell_calls};
 use crate::cluster_plan::ClusterPlan;
 use crate::convert::{ConvertOptions, ModeChoice, convert, make_plan, refused};
+use crate::feature_gates::FeatureGates;
 use crate::fleet::Fleet;
-use crate::mutators::{FeatureGates, Mode};
+use crate::mutators::Mode;
 use crate::names::Component;
 use crate::node::await_port::describe;
 use crate::plan::{Plan, PlanOptions, offline_plan};
@@ -38,9 +39,10 @@ pub struct WhatArgs {
     /// How ports are handed over
     #[arg(long, value_enum, default_value_t)]
     mode: ModeChoice,
-    /// Feature gates, as NAME=true|false (can be repeated)
-    #[arg(long, value_name = "GATES", default_value = "")]
-    feature_gates: FeatureGates,
+    /// Feature gates, as NAME=true|false: StoreCertsInSecrets (default false) takes certificates, keys and kubeconfigs from
+    /// Secrets instead of from the node (can be repeated)
+    #[arg(long, value_name = "GATES")]
+    feature_gates: Vec<FeatureGates>,
     /// Make one DaemonSet for each node and component: for nodes whose manifests differ
     #[arg(long)]
     per_node: bool,
@@ -88,7 +90,7 @@ impl WhatArgs {
             dry_run,
             output: self.output.output,
             per_node: self.per_node,
-            feature_gates: self.feature_gates.clone(),
+            feature_gates: (self.feature_gates.iter()).fold(FeatureGates::default(), FeatureGates::and),
         }
     }
 

@@ -1,5 +1,6 @@
 //! `kubectl selfhost node`: hidden, as people do not run it; Pods do.
 
+use crate::certs_in_secrets;
 use crate::install::{self, NodeBinary};
 use crate::local_node::{self, LocalNode};
 use crate::names::Component;
@@ -32,6 +33,8 @@ pub enum NodeCommand {
     PreStop(PreStopArgs),
     /// Show what a conversion needs to know of this node, as JSON
     Survey,
+    /// Show what lies at these paths of the node, files with their content, as JSON
+    ReadFiles(ReadFilesArgs),
     /// Install executable, state directory and guard on this node
     Install(InstallArgs),
     /// Take the guard's manifest out
@@ -140,6 +143,14 @@ pub struct InstallArgs {
     image: String,
 }
 
+/// See [`NodeCommand::ReadFiles`].
+#[derive(Debug, Args)]
+pub struct ReadFilesArgs {
+    /// Absolute paths
+    #[arg(required = true)]
+    paths: Vec<String>,
+}
+
 /// See [`NodeCommand::Share`].
 #[derive(Debug, Args)]
 pub struct ShareArgs {
@@ -213,6 +224,13 @@ pub async fn run(command: NodeCommand, printer: &Printer) -> Result<()> {
                 phase::now_ms(),
             ));
             Ok(())
+        }
+        NodeCommand::ReadFiles(args) => {
+            let found = |path: &String| (path.clone(), certs_in_secrets::read_local(path));
+            print_json(
+                &args.paths.iter().map(found).collect::<certs_in_secrets::NodeFiles>(),
+                printer,
+            )
         }
         NodeCommand::Survey => print_json(&survey::survey(&this_node()?)?, printer),
         NodeCommand::Install(args) => {

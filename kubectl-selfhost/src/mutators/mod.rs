@@ -9,16 +9,15 @@ mod placement;
 mod probes;
 mod succession;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
-use std::str::FromStr;
 
 use serde_json::Value;
 
 use crate::fields::{FieldError, list_mut};
 use crate::names::Component;
 
+pub use crate::feature_gates::mutators_from_feature_gates;
 pub use placement::GATE_OPEN;
 
 pub(crate) use carrier::{drop_carrier, merge_go_debug, set_environment};
@@ -58,6 +57,8 @@ pub struct Context {
     pub single_node: bool,
     /// SHA-256 of the original manifest, in hex; stays with the DaemonSet as an annotation.
     pub original_sha256: Option<String>,
+    /// How certificates come from a Secret; for [`crate::feature_gates::Gate::StoreCertsInSecrets`] alone.
+    pub certificates: Option<crate::certs_in_secrets::Projection>,
 }
 
 /// One named step that changes a Pod template (a map of `metadata` and `spec`).
@@ -115,65 +116,6 @@ pub fn default_mutators(component: Component, mode: &Mode) -> Vec<PodSpecMutator
     mutators
 }
 
-/// Name of the feature gate that puts certificates into Secrets.
-pub const STORE_CERTS_IN_SECRETS: &str = "StoreCertsInSecrets";
-const KNOWN_GATES: [&str; 1] = [STORE_CERTS_IN_SECRETS];
-
-/// Feature gates that are switched on or off by name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FeatureGates(pub BTreeMap<String, bool>);
-
-/// Why feature gates cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FeatureGateError {
-    /// No gate has that name.
-    #[error("unknown feature gate {0:?}; known are: {known}", known = KNOWN_GATES.join(", "))]
-    Unknown(String),
-    /// The gate is known, but nothing stands behind it yet.
-    #[error("feature gate {0} is not supported yet; leave it out or set it to false: certificates stay on the node")]
-    NotSupportedYet(String),
-    /// The text is not of the form `Name=true`.
-    #[error("{0:?} is no feature gate; write NAME=true or NAME=false")]
-    Malformed(String),
-}
-
-impl FromStr for FeatureGates {
-    type Err = FeatureGateError;
-
-    /// Reads `Name=true,Other=false`, as the Kubernetes components do.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.split(',')
-            .map(str::trim)
-            .filter(|part| !part.is_empty())
-            .map(|part| {
-                let malformed = || FeatureGateError::Malformed(part.to_owned());
-                let (name, value) = part.split_once('=').ok_or_else(malformed)?;
-                Ok((
-                    name.trim().to_owned(),
-                    value.trim().parse::<bool>().map_err(|_| malformed())?,
-                ))
-            })
-            .collect::<Result<BTreeMap<_, _>, _>>()
-            .map(Self)
-    }
-}
-
-/// The steps that feature gates ask for, on top of [`default_mutators`].
-///
-/// # Errors
-/// A gate is unknown, or known and switched on but not supported yet.
-pub fn mutators_from_feature_gates(gates: &FeatureGates) -> Result<Vec<PodSpecMutator>, FeatureGateError> {
-    for (name, enabled) in &gates.0 {
-        if !KNOWN_GATES.contains(&name.as_str()) {
-            return Err(FeatureGateError::Unknown(name.clone()));
-        }
-        if *enabled {
-            return Err(FeatureGateError::NotSupportedYet(name.clone()));
-        }
-    }
-    Ok(Vec::new())
-}
-
 /// Puts `entry` into a list of named things: in the place of the one of the same name, or at the end.
 pub(crate) fn put_named(
     parent: &mut Value,
@@ -223,6 +165,7 @@ pub(crate) mod test_support {
             only_node: None,
             single_node: true,
             original_sha256: None,
+            certificates: None,
         }
     }
 
@@ -265,28 +208,5 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn gates() {
-        let gates = |text: &str| {
-            text.parse::<FeatureGates>()
-                .and_then(|gates| mutators_from_feature_gates(&gates))
-        };
-        assert_eq!(gates("").unwrap().len(), 0);
-        assert_eq!(gates("StoreCertsInSecrets=false").unwrap().len(), 0);
-        let error = gates("StoreCertsInSecrets=true").unwrap_err();
-        assert!(error.to_string().contains("not supported yet"), "{error}");
-        let error = gates("StoreCertsInSecret=true").unwrap_err();
-        assert_eq!(error, FeatureGateError::Unknown("StoreCertsInSecret".to_owned()));
-        assert!(error.to_string().contains("known are: StoreCertsInSecrets"), "{error}");
-        assert!(matches!(
-            gates("StoreCertsInSecrets"),
-            Err(FeatureGateError::Malformed(_))
-        ));
-        assert!(matches!(
-            gates("StoreCertsInSecrets=maybe"),
-            Err(FeatureGateError::Malformed(_))
-        ));
     }
 }

@@ -455,19 +455,3 @@ fn what_cannot_be_merged() {
         &["self-hosted-kube-apiserver"],
     );
 }
-
-#[test]
-fn feature_gates() {
-    let manifests = Manifests::new();
-    let gates = "StoreCertsInSecrets=true".parse().unwrap();
-    let plan = offline_plan(
-        manifests.path(),
-        &PlanOptions {
-            feature_gates: gates,
-            ..options()
-        },
-    )
-    .unwrap();
-    assert_eq!(plan.refusals.len(), 1);
-    assert!(plan.refusals[0].to_string().contains("not supported yet"));
-}

@@ -11,6 +11,7 @@
 
 mod ancestor;
 mod bad_input;
+mod certs_in_secrets;
 mod directory;
 mod fixtures;
 mod properties;

@@ -37,6 +37,7 @@ pub(crate) fn context(component: Component, mode: Mode) -> Context {
         only_node: None,
         single_node: true,
         original_sha256: None,
+        certificates: None,
     }
 }
 
