@@ -13,6 +13,7 @@ mod convert;
 mod demo;
 mod image;
 mod interrupted;
+mod klusterlet;
 mod lab;
 mod rolls;
 mod running;
