@@ -81,7 +81,7 @@ pub fn candidates(
         match recognise(request) {
             Err(why) => others.push(format!("{name}: {why}")),
             Ok(recognised) if recognised.cluster != cluster => {
-                others.push(format!("{name}: it is for cluster {}", recognised.cluster))
+                others.push(format!("{name}: it is for cluster {}", recognised.cluster));
             }
             // The hub's controller approves renewals by itself, and by stricter rules than a person can see.
             Ok(recognised) if requester == agent_user(cluster, &recognised.agent) => {

@@ -201,7 +201,8 @@ struct SwitchArguments {
 #[derive(Debug, Args)]
 struct AcceptArguments {
     /// Name of the cluster on the hub
-    cluster: String,
+    #[arg(value_name = "CLUSTER")]
+    managed_cluster: String,
     /// User whose requests may be approved, beside those of registration accounts (can be repeated)
     #[arg(long, value_name = "USER")]
     requester: Vec<String>,
@@ -321,7 +322,7 @@ impl Cli {
             }
             Command::Accept(arguments) => {
                 let how = AcceptOptions {
-                    cluster: arguments.cluster,
+                    cluster: arguments.managed_cluster,
                     requesters: arguments.requester,
                     wait: arguments.wait.map(Into::into),
                     timeout: arguments.timeout,

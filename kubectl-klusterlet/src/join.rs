@@ -74,7 +74,7 @@ pub async fn join(
     let stop = stopped()?;
     let connection = connect_spoke(kube)?;
     let bootstrap_file = options.bootstrap_kubeconfig.first().cloned();
-    let log = Log::new(printer.clone(), LogFormat::Text);
+    let log = Log::new(printer.clone(), LogFormat::Warnings);
     // Wrong options first: nothing is asked for what cannot work.
     if bootstrap_file.is_none() {
         options.validate()?;
@@ -300,19 +300,19 @@ pub fn reached(snapshot: &Snapshot) -> [bool; 6] {
     ]
 }
 
-/// What a stage waits for: who has to do what.
+/// What a stage waits for: who has to do what. Nothing to say where it is a matter of a moment.
 #[must_use]
-pub fn waits_for(index: usize, snapshot: &Snapshot, cluster: &str) -> String {
+pub fn waits_for(index: usize, snapshot: &Snapshot, cluster: &str) -> Option<String> {
     let command = format!("kubectl klusterlet --context HUB accept {cluster}");
-    match (index, &snapshot.request) {
+    Some(match (index, &snapshot.request) {
         (0, _) => "the hub's answer".to_owned(),
         (1, Some(request)) => format!("the hub's administrator to approve {}: {command}", request.name),
-        (1, None) => "the request to be sent".to_owned(),
+        (1, None) => return None,
         (2, _) => "the hub's signer".to_owned(),
         (3, _) => format!("the hub's administrator to accept {cluster}: {command}"),
         (4, _) => "the agent's first report".to_owned(),
         _ => "the spoke's health to be known".to_owned(),
-    }
+    })
 }
 
 /// How many stages are asked for.
@@ -346,9 +346,14 @@ async fn watch(context: &Context, how: &JoinOptions, reporter: &dyn Reporter) ->
                     done[index] = true;
                     reporter.step(stage, title);
                     reporter.finish(stage, Outcome::Done, "");
-                } else {
-                    reporter.waiting(stage, &waits_for(index, &snapshot, name));
                 }
+            }
+            // Only the first that is open can be acted upon.
+            if let Some(index) = done.iter().position(|done| !done)
+                && let Some((stage, _)) = stages.get(index)
+                && let Some(text) = waits_for(index, &snapshot, name)
+            {
+                reporter.waiting(stage, &text);
             }
             if done.iter().all(|done| *done) {
                 return Ok(());
@@ -360,9 +365,8 @@ async fn watch(context: &Context, how: &JoinOptions, reporter: &dyn Reporter) ->
             {
                 return Err(trouble.clone());
             }
-            if snapshots.changed().await.is_err() {
-                return Ok(());
-            }
+            // A log tells again after a while what is waited for, if it changed.
+            let _ = tokio::time::timeout(Duration::from_secs(1), snapshots.changed()).await;
         }
     };
     let result = tokio::time::timeout(how.timeout, wait).await;
@@ -410,7 +414,10 @@ fn timed_out(how: &JoinOptions, snapshot: &Snapshot, open: usize, name: &str) ->
             outcome::code_of(trouble.kind)
         }
         None => {
-            error = error.because(format!("still waiting for {}", waits_for(open, snapshot, name)));
+            error = error.because(format!(
+                "still waiting for {}",
+                waits_for(open, snapshot, name).unwrap_or_else(|| "the hub's answer".to_owned())
+            ));
             outcome::TIMED_OUT
         }
     };
@@ -524,7 +531,7 @@ mod tests {
     fn stages_are_reached_one_after_the_other() {
         let mut snapshot = Snapshot::default();
         assert_eq!(reached(&snapshot), [false; 6]);
-        assert_eq!(waits_for(1, &snapshot, "c"), "the request to be sent");
+        assert_eq!(waits_for(1, &snapshot, "c"), None);
         snapshot.registered = true;
         snapshot.stage = Some(Stage::Registered);
         snapshot.request = Some(OpenRequest {
@@ -533,14 +540,14 @@ mod tests {
         });
         assert_eq!(reached(&snapshot), [true, false, false, false, false, false]);
         assert_eq!(
-            waits_for(1, &snapshot, "c"),
+            waits_for(1, &snapshot, "c").unwrap(),
             "the hub's administrator to approve c-abcde: kubectl klusterlet --context HUB accept c"
         );
         snapshot.request = Some(OpenRequest {
             name: "c-abcde".into(),
             is_approved: true,
         });
-        assert_eq!(reached(&snapshot)[1], true);
+        assert!(reached(&snapshot)[1]);
         snapshot.stage = Some(Stage::Available);
         assert_eq!(
             reached(&snapshot),

@@ -13,6 +13,8 @@ pub enum LogFormat {
     Json,
     /// For people.
     Text,
+    /// For people who watch bars: warnings and errors only.
+    Warnings,
 }
 
 /// Writes lines on stderr. Cheap to clone.
@@ -39,7 +41,9 @@ impl Log {
 
     /// Something happened as it should.
     pub fn info(&self, message: &str, fields: &[(&str, &dyn fmt::Display)]) {
-        self.write(Level::Info, message, fields);
+        if self.format != LogFormat::Warnings {
+            self.write(Level::Info, message, fields);
+        }
     }
 
     /// Somebody should look at it.
@@ -81,7 +85,7 @@ fn line(
             }
             Value::Object(object).to_string()
         }
-        LogFormat::Text => {
+        LogFormat::Text | LogFormat::Warnings => {
             let mut text = match level {
                 Level::Info => message.to_owned(),
                 Level::Warning => format!("warning: {message}"),

@@ -150,7 +150,7 @@ impl FailoverAgentOptions {
                 Ok(chain) => {
                     certified = chain
                         .names()
-                        .map(|(cluster, agent)| (cluster.to_owned(), agent.to_owned()))
+                        .map(|(cluster, agent)| (cluster.to_owned(), agent.to_owned()));
                 }
                 Err(error) => warnings.push(format!("the stored certificate is ignored: {error}")),
             }

@@ -94,6 +94,7 @@ pub async fn run(context: &Context) {
     }
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
 fn of_spoke(error: Error) -> Trouble {
     Trouble {
         kind: TroubleKind::Spoke,
@@ -484,7 +485,7 @@ async fn request(
                     snapshot.request = Some(OpenRequest {
                         name: name.clone(),
                         is_approved,
-                    })
+                    });
                 });
                 context.trouble(None);
                 return Ok(Next::Decision(Arc::clone(access), name, state));
@@ -575,7 +576,7 @@ async fn named(
         snapshot.request = Some(OpenRequest {
             name: name.clone(),
             is_approved: false,
-        })
+        });
     });
     let pending = PendingRequest {
         name: Some(name),

@@ -68,9 +68,9 @@ pub async fn run(context: &Context) {
                 }
                 if is_unauthorized(&error) {
                     super::cluster::rejected(context, &access);
-                } else if error.cause() == Cause::TimedOut || error.cause() == Cause::Unreachable {
-                    state.reconnect.notify_one();
-                } else if error.cause() == Cause::Forbidden && failures == 21 {
+                } else if matches!(error.cause(), Cause::TimedOut | Cause::Unreachable)
+                    || (error.cause() == Cause::Forbidden && failures == 21)
+                {
                     state.reconnect.notify_one();
                 }
                 if soon {

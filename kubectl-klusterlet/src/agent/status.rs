@@ -113,9 +113,9 @@ pub async fn run(context: &Context) {
         }
         let wait = async {
             if pause == Duration::MAX {
-                std::future::pending::<()>().await
+                std::future::pending::<()>().await;
             } else {
-                tokio::time::sleep(pause).await
+                tokio::time::sleep(pause).await;
             }
         };
         tokio::select! {
