@@ -304,7 +304,7 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("log of the agent:\n{}", command::tail(&self.log(), 30));
+            tests::cache::say(&format!("log of the agent:\n{}", command::tail(&self.log(), 30)));
         }
         let _ = self.child.kill();
         let _ = self.child.wait();

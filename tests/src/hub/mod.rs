@@ -467,7 +467,7 @@ impl Api {
         let text = fs::read_to_string(&file).what(|| format!("read {}", file.display()))?;
         Ok(text
             .lines()
-            .filter_map(|line| AuditEvent::read(line))
+            .filter_map(AuditEvent::read)
             .filter(|event| event.user.contains(user))
             .collect())
     }
