@@ -220,7 +220,7 @@ impl<'a> Hub<'a> {
         let events: Api<Event> = Api::namespaced(self.access.client.clone(), self.name);
         let event = Event {
             metadata: ObjectMeta {
-                generate_name: Some(format!("{}.", self.name.get(..50).unwrap_or(self.name))),
+                generate_name: Some(format!("{}-", self.name.get(..50).unwrap_or(self.name))),
                 ..ObjectMeta::default()
             },
             event_time: Some(MicroTime(now)),

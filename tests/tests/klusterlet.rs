@@ -737,6 +737,19 @@ fn a_certificate_is_rotated_and_a_restart_goes_on_with_the_open_request() {
 fn the_hub_takes_back_deletes_and_forgets() {
     let mut pair = Pair::up();
     let mut agent = pair.join_by("gone");
+    // the period of the renewals is the hub's to say
+    pair.hub
+        .must(&[
+            "patch",
+            "managedcluster",
+            "gone",
+            "--type=merge",
+            "-p",
+            r#"{"spec": {"leaseDurationSeconds": 4}}"#,
+        ])
+        .unwrap();
+    pair.wait_for_renewal("gone", Duration::from_secs(10));
+    pair.wait_for_renewal("gone", Duration::from_secs(10));
 
     // the acceptance is taken back, and given again
     let accepts = |value: bool| json!({"spec": {"hubAcceptsClient": value}}).to_string();
@@ -747,14 +760,14 @@ fn the_hub_takes_back_deletes_and_forgets() {
     pair.hub
         .must(&["patch", "managedcluster", "gone", "--type=merge", "-p", &accepts(true)])
         .unwrap();
-    pair.wait_for_renewal("gone", MINUTE);
+    pair.wait_for_renewal("gone", Duration::from_secs(15));
 
     // the hub is down for a while
     pair.hub.stop(APISERVER).unwrap();
     thread::sleep(Duration::from_secs(12));
     assert!(agent.lives());
     pair.hub.start(APISERVER).unwrap();
-    pair.wait_for_renewal("gone", 2 * MINUTE);
+    pair.wait_for_renewal("gone", Duration::from_secs(30));
 
     // deleted: told, and not made again by itself
     pair.hub
@@ -794,4 +807,161 @@ fn a_second_agent_waits_and_takes_over() {
         })
         .unwrap();
     assert_eq!(pair.all_requests("both"), 1);
+}
+
+#[test]
+fn a_hub_that_was_rebuilt_behind_its_address_leads_to_one_new_request() {
+    let mut pair = Pair::up();
+    let file = pair.spoke.directory().join("bootstrap-copy.conf");
+    fs::copy(&pair.bootstrap, &file).unwrap();
+    let mut agent = pair.run_with("again", &file, &[]);
+    pair.wait_for_request("again");
+    ok(&pair.accept("again", &[]));
+    pair.wait_until_available("again");
+
+    pair.hub.rebuild().unwrap();
+    pair.hub.become_hub().unwrap();
+    agent.wait_for_line("does not accept the bootstrap credentials");
+    assert_eq!(pair.all_requests("again"), 0);
+    // what nobody knows is not tried again and again
+    let refused = |pair: &Pair| {
+        pair.hub
+            .requests("")
+            .unwrap()
+            .iter()
+            .filter(|event| event.agent.starts_with("kubectl-klusterlet/") && event.code == 401)
+            .count()
+    };
+    let before = refused(&pair);
+    thread::sleep(Duration::from_secs(20));
+    assert!(
+        refused(&pair) - before < 12,
+        "{} requests in 20 s",
+        refused(&pair) - before
+    );
+
+    fs::copy(&pair.bootstrap, &file).unwrap();
+    pair.wait_for_request("again");
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(pair.all_requests("again"), 1);
+    ok(&pair.accept("again", &[]));
+    pair.wait_until_available("again");
+    assert!(agent.lives());
+}
+
+#[test]
+fn a_spoke_without_claims_a_long_name_and_addresses_that_come_later() {
+    let pair = Pair::up();
+    let cluster = format!("a{}", "-very-long-name".repeat(4));
+    let mut agent = pair.join_by(&cluster);
+    // the kind of the claims comes later
+    pair.spoke.add_claims().unwrap();
+    let claim = json!({"apiVersion": "cluster.open-cluster-management.io/v1alpha1", "kind": "ClusterClaim", "metadata": {"name": "late"}, "spec": {"value": "v"}});
+    pair.spoke.apply(&claim.to_string()).unwrap();
+    pair.hub
+        .eventually("the claim", MINUTE, |hub| {
+            let found = hub.get(&["managedcluster", &cluster])?;
+            Ok((found["status"]["clusterClaims"] == json!([{"name": "late", "value": "v"}])).then_some(()))
+        })
+        .unwrap();
+    // nodes are summed up, and a cordoned one is not allocatable
+    let node = |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"unschedulable": name == "b"}});
+    for name in ["a", "b"] {
+        pair.spoke.apply(&node(name).to_string()).unwrap();
+        let status = json!({"status": {"capacity": {"cpu": "8", "memory": "16393244Ki"}, "allocatable": {"cpu": "7500m", "memory": "16Gi"}}});
+        pair.spoke
+            .must(&[
+                "patch",
+                "node",
+                name,
+                "--subresource=status",
+                "--type=merge",
+                "-p",
+                &status.to_string(),
+            ])
+            .unwrap();
+    }
+    pair.hub
+        .eventually("the sums", MINUTE, |hub| {
+            let status = hub.get(&["managedcluster", &cluster])?["status"].clone();
+            let sums = status["capacity"] == json!({"cpu": "16", "memory": "32786488Ki"})
+                && status["allocatable"] == json!({"cpu": "7500m", "memory": "16Gi"});
+            Ok(sums.then_some(()))
+        })
+        .unwrap();
+    // the hub's users find the spoke at an address that is told later, with its certificate authority
+    assert_eq!(agent.terminate(), Some(0));
+    let _agent = pair.run_with(
+        &cluster,
+        &pair.bootstrap,
+        &["--spoke-external-server-urls=https://spoke.example.com:6443"],
+    );
+    pair.hub
+        .eventually("the address", MINUTE, |hub| {
+            let configs = hub.get(&["managedcluster", &cluster])?["spec"]["managedClusterClientConfigs"].clone();
+            Ok((configs[0]["url"] == "https://spoke.example.com:6443"
+                && configs[0]["caBundle"].as_str().is_some_and(|text| text.len() > 100))
+            .then_some(()))
+        })
+        .unwrap();
+    // a change of availability is recorded where the hub's users look
+    let events = pair.hub.get(&["events.events.k8s.io", "-n", &cluster]).unwrap();
+    let reasons: Vec<_> = events["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|event| event["reason"].clone())
+        .collect();
+    assert!(reasons.contains(&json!("ManagedClusterAvailable")), "{reasons:?}");
+}
+
+#[test]
+fn namespaces_that_the_hub_wants_are_made_and_marked() {
+    let pair = Pair::up();
+    let _agent = pair.join_by("spaces");
+    let set = json!({"apiVersion": "cluster.open-cluster-management.io/v1beta2", "kind": "ManagedClusterSet", "metadata": {"name": "team"},
+        "spec": {"clusterSelector": {"selectorType": "ExclusiveClusterSetLabel"}, "managedNamespaces": [{"name": "wanted"}]}});
+    pair.hub.apply(&set.to_string()).unwrap();
+    pair.hub
+        .must(&[
+            "label",
+            "managedcluster",
+            "spaces",
+            "--overwrite",
+            "cluster.open-cluster-management.io/clusterset=team",
+        ])
+        .unwrap();
+    let label = pair
+        .spoke
+        .eventually("the namespace", MINUTE, |spoke| {
+            let output = spoke.kubectl(&["get", "namespace", "wanted", "-o", "json"])?;
+            let object: Value = serde_json::from_str(&output.stdout).unwrap_or_default();
+            let labels = object["metadata"]["labels"].as_object().cloned().unwrap_or_default();
+            Ok(labels
+                .into_iter()
+                .find(|(name, value)| name.starts_with("clusterset.open-cluster-management.io/") && value == "true"))
+        })
+        .unwrap()
+        .0;
+    pair.hub
+        .eventually("the condition of the namespace", MINUTE, |hub| {
+            let namespaces = hub.get(&["managedcluster", "spaces"])?["status"]["managedNamespaces"].clone();
+            Ok((namespaces[0]["conditions"][0]["reason"] == "NamespaceApplied").then_some(()))
+        })
+        .unwrap();
+    pair.hub
+        .must(&[
+            "patch",
+            "managedclusterset",
+            "team",
+            "--type=merge",
+            "-p",
+            r#"{"spec": {"managedNamespaces": null}}"#,
+        ])
+        .unwrap();
+    pair.spoke
+        .eventually("the mark to be taken away", MINUTE, |spoke| {
+            Ok((spoke.get(&["namespace", "wanted"])?["metadata"]["labels"][&label] == "false").then_some(()))
+        })
+        .unwrap();
 }

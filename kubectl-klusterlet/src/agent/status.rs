@@ -142,15 +142,10 @@ async fn write(context: &Context, access: &Arc<HubAccess>, seen: &ManagedCluster
             && let Some(condition) = conditions::get(&after, AVAILABLE)
         {
             // A record for people; that it cannot be made stops nothing.
-            let _ = hub
-                .record(
-                    &after,
-                    &condition.reason,
-                    &condition.message,
-                    condition.status == "True",
-                    Timestamp::now(),
-                )
-                .await;
+            let (reason, message, good) = (&condition.reason, &condition.message, condition.status == "True");
+            if let Err(error) = hub.record(&after, reason, message, good, Timestamp::now()).await {
+                context.log.error("cannot record an event on the hub", &error);
+            }
         }
         see(context, Some(after));
     }

@@ -138,6 +138,24 @@ impl Api {
         Ok(api)
     }
 
+    /// Makes it anew behind the same address, with the same certificate of the server: what was in it is gone, and nobody
+    /// who was known is known any more.
+    ///
+    /// # Errors
+    /// It does not come up.
+    pub fn rebuild(&mut self) -> Result<()> {
+        for process in [CONTROLLER, CONTROLLER_MANAGER, APISERVER, ETCD] {
+            self.stop(process)?;
+        }
+        let data = self.directory.join("etcd");
+        fs::remove_dir_all(&data).what(|| format!("remove {}", data.display()))?;
+        self.prepare()?;
+        for process in [ETCD, APISERVER, CONTROLLER_MANAGER] {
+            self.start(process)?;
+        }
+        Ok(())
+    }
+
     fn prepare(&self) -> Result<()> {
         let directory = &self.directory;
         let client = Authority::new(directory, "client-ca")?;
