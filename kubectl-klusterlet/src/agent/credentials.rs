@@ -61,6 +61,8 @@ struct Memory {
     made: BTreeSet<String>,
     /// Server at which the ManagedCluster is known to be there, and ours.
     registered: Option<String>,
+    /// The problem that was told last.
+    told: Option<String>,
     /// When a certificate was stored last.
     stored: Option<Instant>,
 }
@@ -150,20 +152,51 @@ async fn reconcile(context: &Context, memory: &mut Memory) -> Result<Next, Troub
             context.state.hub.send_if_modified(|hub| hub.take().is_some());
             context.state.update(|snapshot| snapshot.certificate = None);
             let rejected = problem == Problem::Rejected;
-            let access = bootstrap(context, endpoint, &problem)?;
-            let missing = register(context, memory, &access).await?;
-            if missing {
-                // Neither waits for the other; both have to work.
-                let (created, next) = tokio::join!(
-                    create_cluster(context, &access),
-                    request(context, memory, &access, kept, rejected)
-                );
-                created?;
-                memory.registered = Some(access.endpoint.server.clone());
-                return next;
+            let access = bootstrap(context, memory, endpoint, &problem)?;
+            if rejected && kept.is_none() {
+                // A hub that was rebuilt knows nothing of what was registered.
+                memory.registered = None;
             }
-            request(context, memory, &access, kept, rejected).await
+            let next = ask(context, memory, &access, kept, rejected).await;
+            next.map_err(|trouble| of_bootstrap(context, &access, trouble))
         }
+    }
+}
+
+/// Registers and asks for a certificate with the bootstrap credentials.
+async fn ask(
+    context: &Context,
+    memory: &mut Memory,
+    access: &Arc<HubAccess>,
+    kept: Option<PendingRequest>,
+    rejected: bool,
+) -> Result<Next, Trouble> {
+    if register(context, memory, access).await? {
+        // Neither waits for the other; both have to work.
+        let (created, next) = tokio::join!(
+            create_cluster(context, access),
+            request(context, memory, access, kept, rejected)
+        );
+        created?;
+        memory.registered = Some(access.endpoint.server.clone());
+        return next;
+    }
+    memory.registered = Some(access.endpoint.server.clone());
+    request(context, memory, access, kept, rejected).await
+}
+
+/// Says what 401 means for bootstrap credentials.
+fn of_bootstrap(context: &Context, access: &HubAccess, trouble: Trouble) -> Trouble {
+    if trouble.kind != TroubleKind::Unauthorized {
+        return trouble;
+    }
+    Trouble {
+        kind: trouble.kind,
+        text: format!(
+            "the hub at {} does not accept the bootstrap credentials (401): they expired or belong to another hub; ask its administrator for a new bootstrap kubeconfig and put it in place of {}",
+            access.endpoint.server,
+            context.bootstrap_file().display()
+        ),
     }
 }
 
@@ -350,6 +383,7 @@ pub fn offer_bootstrap(context: &Context) {
 /// The way in with the bootstrap credentials, as nothing else is good.
 fn bootstrap(
     context: &Context,
+    memory: &mut Memory,
     endpoint: shared::Result<HubEndpoint>,
     problem: &Problem,
 ) -> Result<Arc<HubAccess>, Trouble> {
@@ -369,7 +403,9 @@ fn bootstrap(
             access
         }
     };
-    if *problem != Problem::Missing(key::KUBECONFIG) && context.state.snapshot.borrow().request.is_none() {
+    let told = Some(problem.to_string());
+    if *problem != Problem::Missing(key::KUBECONFIG) && memory.told != told {
+        memory.told = told;
         context.log.info(
             "asking for a new certificate with the bootstrap kubeconfig",
             &[("because", problem)],
@@ -384,18 +420,10 @@ async fn register(context: &Context, memory: &Memory, access: &Arc<HubAccess>) -
         return Ok(false);
     }
     let name = &context.options.cluster_name;
-    let seen = Hub::new(access, name).cluster().await.map_err(|error| {
-        let mut trouble = trouble_of(&error);
-        if trouble.kind == TroubleKind::Unauthorized {
-            trouble.text = format!(
-                "the hub at {} does not accept the bootstrap credentials ({error}): they expired or belong to another hub; ask its administrator for a new \
-                 bootstrap kubeconfig and put it in place of {}",
-                access.endpoint.server,
-                context.bootstrap_file().display()
-            );
-        }
-        trouble
-    })?;
+    let seen = Hub::new(access, name)
+        .cluster()
+        .await
+        .map_err(|error| trouble_of(&error))?;
     match ownership(seen.as_ref(), &context.identity) {
         Ownership::Taken(why) if !context.force => Err(Trouble {
             kind: TroubleKind::NameTaken,

@@ -5,6 +5,7 @@
 //! Everybody but the harness has the rights that Open Cluster Management ships, and nobody is in `system:masters` but the
 //! harness and the controller manager.
 
+pub mod bench;
 mod certificates;
 mod manifests;
 
