@@ -16,7 +16,7 @@ use shared::{
 use crate::{
     agent::{
         self, Context,
-        lock::DURATION,
+        lock::{DURATION, is_known_dead},
         state::{Snapshot, Trouble, TroubleKind},
     },
     connection::{HubAccess, connect_spoke},
@@ -250,7 +250,8 @@ async fn already_there(
     let age = spec
         .renew_time
         .map(|time| jiff::Timestamp::now().duration_since(time.0).as_secs());
-    let lives = holder.filter(|_| age.is_some_and(|age| age.unsigned_abs() < DURATION.as_secs()));
+    let lives = holder
+        .filter(|holder| age.is_some_and(|age| age.unsigned_abs() < DURATION.as_secs()) && !is_known_dead(holder));
     // The bootstrap credentials may have ended since; then the certificate tells.
     let seen = Hub::new(hub, name).cluster().await;
     let at = match &seen {

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use shared::{Error, Printer, Result, kube_client::Cluster, prompt};
 
 use crate::{
-    agent::lock::DURATION,
+    agent::lock::{DURATION, is_known_dead},
     certificate::Chain,
     connection::HubAccess,
     files,
@@ -152,7 +152,7 @@ fn living_holder(lease: &Lease) -> Option<String> {
     let spec = lease.spec.clone()?;
     let age = Timestamp::now().duration_since(spec.renew_time?.0).as_secs();
     spec.holder_identity
-        .filter(|holder| !holder.is_empty() && age.unsigned_abs() < DURATION.as_secs())
+        .filter(|holder| !holder.is_empty() && age.unsigned_abs() < DURATION.as_secs() && !is_known_dead(holder))
 }
 
 fn identity(data: &crate::spoke::Data) -> Option<(String, String)> {

@@ -13,7 +13,7 @@ use shared::{
 };
 
 use crate::{
-    agent::lock::DURATION,
+    agent::lock::{DURATION, is_known_dead},
     certificate::Chain,
     connection::HubAccess,
     csr::{RequestState, fingerprint, renew_at, request_state},
@@ -190,9 +190,9 @@ async fn look(options: &FailoverAgentOptions, spoke: &Spoke, now: Timestamp) -> 
             .renew_time
             .map_or(i64::MAX, |time| now.duration_since(time.0).as_secs());
         status.running_agent = Some(RunningAgent {
-            holder,
             age_seconds: age,
-            alive: age.unsigned_abs() < DURATION.as_secs(),
+            alive: age.unsigned_abs() < DURATION.as_secs() && !is_known_dead(&holder),
+            holder,
         });
     }
     let chain = stored

@@ -140,6 +140,12 @@ fn place() -> String {
     hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Whether a holder is known to have ended, as it was a process beside this one.
+#[must_use]
+pub fn is_known_dead(holder: &str) -> bool {
+    has_ended(holder, &place())
+}
+
 /// Whether a holder was a process beside this one and has ended: killed, it could not give the lease back.
 fn has_ended(holder: &str, place: &str) -> bool {
     let mut parts = holder.rsplit('_');
