@@ -20,6 +20,7 @@ use crate::run_lock::RunLock;
 use crate::settling::settle;
 use crate::survey::Survey;
 use crate::target::Target;
+use jiff::Timestamp;
 use shared::output::{DryRun, OutputFormat};
 use shared::progress::{Outcome, Reporter, reporter};
 use shared::table::Table;
@@ -107,6 +108,8 @@ pub struct Planned {
 /// When a node or the API cannot be looked at. What forbids a conversion is in the plan, not an error.
 pub async fn make_plan(mut fleet: Fleet, options: &ConvertOptions, looking: impl Fn(&str)) -> Result<Planned> {
     settle(&mut fleet, &options.components, &looking).await?;
+    // looking at nodes takes its time, in which the Leases are renewed unseen
+    let now = Timestamp::now();
     let control_plane = fleet.control_plane.clone();
     let burdens = burdens(&fleet).await?;
     let names = fleet.selected().iter().map(|seen| seen.node.name.clone()).collect();
@@ -201,6 +204,7 @@ pub async fn make_plan(mut fleet: Fleet, options: &ConvertOptions, looking: impl
                 survey,
                 &planned.snapshot,
                 &node.plan,
+                now,
             )
             .await?;
             let refusals = preflight::refusals(&facts);
