@@ -2,8 +2,8 @@
 
 use crate::certs_in_secrets;
 use crate::diff::{Difference, diff};
-use crate::manifest::sha256_hex;
 use crate::feature_gates::FeatureGates;
+use crate::manifest::sha256_hex;
 use crate::mutators::Mode;
 use crate::names::Component;
 use crate::plan::{API_VERSION, Gap, Plan, PlanOptions, Snapshot, plan};
@@ -149,7 +149,11 @@ pub fn plan_cluster(nodes: &[NodeInput], options: &ClusterPlanOptions) -> Cluste
                 build: node.build.clone(),
                 node_address: node.address,
                 only_node: options.per_node.then(|| node.name.clone()),
-                originals: if options.per_node { BTreeMap::new() } else { originals.clone() },
+                originals: if options.per_node {
+                    BTreeMap::new()
+                } else {
+                    originals.clone()
+                },
                 single_node: options.single_node,
                 feature_gates: options.feature_gates.clone(),
             },
@@ -159,7 +163,11 @@ pub fn plan_cluster(nodes: &[NodeInput], options: &ClusterPlanOptions) -> Cluste
     if !options.per_node {
         // templates that differ in their Secrets alone say less than the files
         let files = different_files(&plan.nodes, &options.components);
-        plan.refusals = if files.is_empty() { disagreements(&plan.nodes) } else { files };
+        plan.refusals = if files.is_empty() {
+            disagreements(&plan.nodes)
+        } else {
+            files
+        };
     }
     plan
 }
@@ -216,7 +224,10 @@ fn disagreements(nodes: &[NodePlan]) -> Vec<Refusal> {
             if !differences.is_empty() {
                 refusals.push(Refusal::new(
                     format!("DaemonSet {}", component.daemon_set_name()),
-                    format!("cannot serve Node {first} and Node {other}, whose manifests differ: {}", describe(&differences, &format!("on {first}"), &format!("on {other}"))),
+                    format!(
+                        "cannot serve Node {first} and Node {other}, whose manifests differ: {}",
+                        describe(&differences, &format!("on {first}"), &format!("on {other}"))
+                    ),
                     "make the manifests the same, or give --per-node: one DaemonSet for each node and component",
                 ));
             }

@@ -59,21 +59,33 @@ fn change_flag(node: &mut NodeInput, component: Component, from: &str, to: &str)
 
 #[test]
 fn nodes_that_differ_in_their_own_addresses_alone_share_a_daemon_set() {
-    let nodes = [node("cp-1", "192.0.2.11"), node("cp-2", "192.0.2.12"), node("cp-3", "192.0.2.13")];
+    let nodes = [
+        node("cp-1", "192.0.2.11"),
+        node("cp-2", "192.0.2.12"),
+        node("cp-3", "192.0.2.13"),
+    ];
     let plan = plan_cluster(&nodes, &options(false));
     assert_eq!(plan.all_refusals(), []);
     for component in Component::ALL {
         let all = daemon_sets(&plan, component);
         assert_eq!(all.len(), 3);
         assert!(all.iter().all(|one| *one == all[0]), "{component}: one for all");
-        assert!(!all[0].to_string().contains("192.0.2.1"), "{component}: no node's own address is left");
+        assert!(
+            !all[0].to_string().contains("192.0.2.1"),
+            "{component}: no node's own address is left"
+        );
     }
 }
 
 #[test]
 fn nodes_that_disagree_are_refused_with_what_differs() {
     let mut nodes = [node("cp-1", "192.0.2.11"), node("cp-2", "192.0.2.12")];
-    change_flag(&mut nodes[1], Component::KubeScheduler, "--leader-elect=true", "--leader-elect=true\n    - --v=4");
+    change_flag(
+        &mut nodes[1],
+        Component::KubeScheduler,
+        "--leader-elect=true",
+        "--leader-elect=true\n    - --v=4",
+    );
     let plan = plan_cluster(&nodes, &options(false));
     let refusals = plan.all_refusals();
     assert_eq!(refusals.len(), 1, "{refusals:#?}");
@@ -89,9 +101,16 @@ fn nodes_that_disagree_are_refused_with_what_differs() {
         .iter()
         .map(|one| one["metadata"]["name"].as_str().unwrap())
         .collect();
-    assert_eq!(names, ["self-hosted-kube-scheduler-cp-1", "self-hosted-kube-scheduler-cp-2"]);
+    assert_eq!(
+        names,
+        ["self-hosted-kube-scheduler-cp-1", "self-hosted-kube-scheduler-cp-2"]
+    );
     // its own address may stay
-    assert!(daemon_sets(&plan, Component::KubeApiserver)[1].to_string().contains("192.0.2.12"));
+    assert!(
+        daemon_sets(&plan, Component::KubeApiserver)[1]
+            .to_string()
+            .contains("192.0.2.12")
+    );
 }
 
 #[test]
@@ -104,12 +123,18 @@ fn an_advertised_address_that_is_not_the_nodes_stays_and_disagrees() {
         "--advertise-address=198.51.100.7",
     );
     let refusals = plan_cluster(&nodes, &options(false)).all_refusals();
-    assert!(refusals.iter().any(|refusal| refusal.what.contains("198.51.100.7")), "{refusals:#?}");
+    assert!(
+        refusals.iter().any(|refusal| refusal.what.contains("198.51.100.7")),
+        "{refusals:#?}"
+    );
 }
 
 #[test]
 fn a_reason_on_some_nodes_names_them_and_one_on_all_is_said_once() {
-    let mut plan = plan_cluster(&[node("cp-1", "192.0.2.11"), node("cp-2", "192.0.2.12")], &options(false));
+    let mut plan = plan_cluster(
+        &[node("cp-1", "192.0.2.11"), node("cp-2", "192.0.2.12")],
+        &options(false),
+    );
     let refusal = |object: &str| Refusal::new(object, "is wrong", "mend it");
     plan.nodes[0].plan.refusals = vec![refusal("a.yaml"), refusal("b.yaml"), refusal("Pod x-cp-1")];
     plan.nodes[1].plan.refusals = vec![refusal("b.yaml")];

@@ -1,12 +1,12 @@
 //! `kubectl selfhost convert`: preflight, plan, confirmation, installation, hand-overs, summary; node by node.
 
+use crate::certs_in_secrets::api as secrets;
 use crate::cluster_plan::{ClusterPlan, ClusterPlanOptions, NodeInput, NodePlan, describe, order, plan_cluster};
 use crate::component_state::{component_state, is_converted};
 use crate::diff::diff;
+use crate::feature_gates::{FeatureGates, Gate};
 use crate::fleet::Fleet;
 use crate::hand_over::{self, HandOver};
-use crate::certs_in_secrets::api as secrets;
-use crate::feature_gates::{FeatureGates, Gate};
 use crate::mutators::Mode;
 use crate::names::{Component, GUARD};
 use crate::node::state::Desired;
@@ -83,7 +83,10 @@ impl PlannedNode {
 }
 
 fn is_all_converted(observation: &Observation, options: &ConvertOptions) -> bool {
-    options.components.iter().all(|component| is_converted(observation, *component))
+    options
+        .components
+        .iter()
+        .all(|component| is_converted(observation, *component))
 }
 
 /// A plan for a cluster, with everything that it was made from.
@@ -114,9 +117,12 @@ pub async fn make_plan(mut fleet: Fleet, options: &ConvertOptions, looking: impl
         }
     }
     if targets.is_empty() {
-        return Err(Error::refused(format!("no static Pod of a control plane was found in the cluster at {}", control_plane.cluster.server))
-            .because("no Pod in kube-system carries the label component=kube-apiserver, as kubeadm's do")
-            .hint("only control planes of static Pods can be converted: see whether this is the right cluster"));
+        return Err(Error::refused(format!(
+            "no static Pod of a control plane was found in the cluster at {}",
+            control_plane.cluster.server
+        ))
+        .because("no Pod in kube-system carries the label component=kube-apiserver, as kubeadm's do")
+        .hint("only control planes of static Pods can be converted: see whether this is the right cluster"));
     }
     let certificates = options.feature_gates.enabled(Gate::StoreCertsInSecrets);
     let converts = |observation: &Observation| !is_all_converted(observation, options);
@@ -189,8 +195,14 @@ pub async fn make_plan(mut fleet: Fleet, options: &ConvertOptions, looking: impl
     plan.warnings.extend(preflight::warnings(&facts));
     for (node, planned) in plan.nodes.iter_mut().zip(&nodes) {
         if let Some(survey) = planned.survey.as_ref().filter(|_| converts(&planned.observation)) {
-            let facts =
-                preflight::gather(&control_plane, &planned.observation, survey, &planned.snapshot, &node.plan).await?;
+            let facts = preflight::gather(
+                &control_plane,
+                &planned.observation,
+                survey,
+                &planned.snapshot,
+                &node.plan,
+            )
+            .await?;
             let refusals = preflight::refusals(&facts);
             node.plan.refusals.extend(refusals);
         }
@@ -234,7 +246,10 @@ fn input(node: &PlannedNode) -> NodeInput {
 /// The manifests of a node, with what the cluster says of the components.
 fn snapshot(observation: &Observation, survey: Option<&Survey>) -> Snapshot {
     let (source, entries) = match survey {
-        Some(survey) => (survey.local.manifest_directory.display().to_string(), survey.entries.clone()),
+        Some(survey) => (
+            survey.local.manifest_directory.display().to_string(),
+            survey.entries.clone(),
+        ),
         None => (format!("Node {}", observation.node.name), Vec::new()),
     };
     let mut snapshot = Snapshot::of_manifests(source, entries);
@@ -247,7 +262,9 @@ fn snapshot(observation: &Observation, survey: Option<&Survey>) -> Snapshot {
         }
         if let Some(daemon_set) = observation.daemon_sets.get(&component) {
             snapshot.existing.insert(component);
-            snapshot.certificates.extend(daemon_set.certificates.clone().map(|sha256| (component, sha256)));
+            snapshot
+                .certificates
+                .extend(daemon_set.certificates.clone().map(|sha256| (component, sha256)));
         }
     }
     snapshot
@@ -266,10 +283,16 @@ async fn existing_daemon_sets(
         let name = component.daemon_set_name();
         let elsewhere = control_plane_serves_elsewhere(control_plane, *component, nodes).await?;
         for (node, planned) in plan.nodes.iter_mut().zip(nodes) {
-            let facts = planned.observation.daemon_sets.get(component).filter(|facts| facts.name == name && facts.ours);
+            let facts = planned
+                .observation
+                .daemon_sets
+                .get(component)
+                .filter(|facts| facts.name == name && facts.ours);
             let wanted = node.plan.components.iter().find(|plan| plan.component == *component);
             let wanted = wanted.and_then(|plan| plan.daemon_set.as_ref());
-            let (Some(facts), Some(wanted), true) = (facts, wanted, elsewhere) else { continue };
+            let (Some(facts), Some(wanted), true) = (facts, wanted, elsewhere) else {
+                continue;
+            };
             if options.per_node {
                 plan.refusals.push(Refusal::new(
                     format!("DaemonSet {name}"),
@@ -278,11 +301,21 @@ async fn existing_daemon_sets(
                 ));
                 return Ok(());
             }
-            if let Some(build) = facts.build.as_ref().filter(|build| **build != planned.target.binary.build) {
+            if let Some(build) = facts
+                .build
+                .as_ref()
+                .filter(|build| **build != planned.target.binary.build)
+            {
                 node.plan.refusals.push(Refusal::new(
                     format!("DaemonSet {name}"),
-                    format!("runs the build {build} of this program's executable, and Node {} would get {}", node.node, planned.target.binary.build),
-                    format!("use the executable of that build, which its nodes have in {}/{build}", crate::names::BIN_DIR),
+                    format!(
+                        "runs the build {build} of this program's executable, and Node {} would get {}",
+                        node.node, planned.target.binary.build
+                    ),
+                    format!(
+                        "use the executable of that build, which its nodes have in {}/{build}",
+                        crate::names::BIN_DIR
+                    ),
                 ));
             }
             // the API fills in what a template leaves out: both have to have gone through it
@@ -290,8 +323,10 @@ async fn existing_daemon_sets(
             probe["metadata"]["name"] = serde_json::json!(format!("{name}-plan"));
             let tried = control_plane.create_daemon_set(&probe, true).await?;
             let live = control_plane.daemon_set(&name).await?;
-            let live = serde_json::to_value(live).map_err(|error| Error::new("a DaemonSet cannot be read").because(error))?;
-            let template = |value: &serde_json::Value| value.pointer("/spec/template/spec").cloned().unwrap_or_default();
+            let live =
+                serde_json::to_value(live).map_err(|error| Error::new("a DaemonSet cannot be read").because(error))?;
+            let template =
+                |value: &serde_json::Value| value.pointer("/spec/template/spec").cloned().unwrap_or_default();
             let differences = diff(&template(&tried), &template(&live));
             if !differences.is_empty() && !told.contains(component) {
                 told.push(*component);
@@ -312,7 +347,10 @@ async fn control_plane_serves_elsewhere(
     component: Component,
     nodes: &[PlannedNode],
 ) -> Result<bool> {
-    if !nodes.iter().any(|node| node.observation.daemon_sets.contains_key(&component)) {
+    if !nodes
+        .iter()
+        .any(|node| node.observation.daemon_sets.contains_key(&component))
+    {
         return Ok(false);
     }
     let gated = control_plane.nodes_with_label(&component.gate_label()).await?;
@@ -365,13 +403,22 @@ async fn run(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Resul
     })
     .await?;
     let width = printer.stdout_width().unwrap_or(100);
-    let rolls = planned.plan.nodes.iter().any(|node| node.plan.components.iter().any(|plan| plan.rolls));
+    let rolls = planned
+        .plan
+        .nodes
+        .iter()
+        .any(|node| node.plan.components.iter().any(|plan| plan.rolls));
     let may_go_on = rolls || !planned.plan.all_refusals().is_empty();
     if !may_go_on && !planned.nodes.is_empty() && planned.nodes.iter().all(|node| node.is_done(options)) {
-        keep_secrets(&planned).await?;
+        if options.dry_run == DryRun::None {
+            keep_secrets(&planned).await?;
+        }
         let reporter = reporter(printer, options.output);
         for node in &planned.nodes {
-            reporter.note(&format!("Node {} is self-hosted already: nothing to do", node.target.node_name));
+            reporter.note(&format!(
+                "Node {} is self-hosted already: nothing to do",
+                node.target.node_name
+            ));
         }
         return Ok(());
     }
@@ -381,7 +428,9 @@ async fn run(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Resul
     }
     match (options.dry_run, options.output) {
         (DryRun::None, OutputFormat::Json) => {}
-        (DryRun::Client | DryRun::Server, OutputFormat::Yaml) => printer.data(&cluster_daemon_sets_yaml(&planned.plan)?)?,
+        (DryRun::Client | DryRun::Server, OutputFormat::Yaml) => {
+            printer.data(&cluster_daemon_sets_yaml(&planned.plan)?)?;
+        }
         (_, OutputFormat::Json) => {
             shared::output::print(printer, options.output, &planned.plan, |_| Table::new(["COMPONENT"]))?;
         }
@@ -401,7 +450,11 @@ async fn run(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Resul
     if options.output != OutputFormat::Json {
         printer.note("each change with its reason: kubectl selfhost plan");
     }
-    let names: Vec<&str> = planned.nodes.iter().map(|node| node.target.node_name.as_str()).collect();
+    let names: Vec<&str> = planned
+        .nodes
+        .iter()
+        .map(|node| node.target.node_name.as_str())
+        .collect();
     let question = match names.as_slice() {
         [only] => format!("Convert the control plane of Node {only}?"),
         several => format!("Convert the control plane of the Nodes {}?", several.join(", ")),
@@ -431,7 +484,9 @@ async fn try_on_server(planned: &Planned, printer: &Printer) -> Result<()> {
     let mut tried = Vec::new();
     for (node, plan) in planned.nodes.iter().zip(&planned.plan.nodes) {
         for component in &plan.plan.components {
-            let Some(daemon_set) = &component.daemon_set else { continue };
+            let Some(daemon_set) = &component.daemon_set else {
+                continue;
+            };
             let name = daemon_set["metadata"]["name"].as_str().unwrap_or_default();
             let exists = node.observation.daemon_sets.values().any(|facts| facts.name == name);
             if !exists && !tried.contains(&name) {
@@ -464,9 +519,7 @@ async fn apply(planned: &Planned, options: &ConvertOptions, reporter: &dyn Repor
             continue;
         }
         let began = Instant::now();
-        let first = async {
-            convert_node(planned, node, plan, options, reporter).await
-        };
+        let first = async { convert_node(planned, node, plan, options, reporter).await };
         both(first, drain.take()).await?;
         if !options.components.contains(&Component::KubeApiserver) {
             converted(name, options, began, reporter);
@@ -475,7 +528,16 @@ async fn apply(planned: &Planned, options: &ConvertOptions, reporter: &dyn Repor
         let handed = Arc::new(Notify::new());
         let told = handed.clone();
         let mut last: Drain<'_> = Box::pin(async move {
-            hand_over_one(planned, node, &plan.plan, options, Component::KubeApiserver, &told, reporter).await?;
+            hand_over_one(
+                planned,
+                node,
+                &plan.plan,
+                options,
+                Component::KubeApiserver,
+                &told,
+                reporter,
+            )
+            .await?;
             converted(name, options, began, reporter);
             Ok(())
         });
@@ -532,7 +594,10 @@ async fn roll(planned: &Planned, reporter: &dyn Reporter) -> Result<()> {
             reporter.begin(&name, &name, 1);
             match secrets::roll(control_plane, plan.component, &name, projection, reporter).await {
                 Ok(true) => {
-                    let text = format!("its Pods have the other files after {:.1} s", began.elapsed().as_secs_f64());
+                    let text = format!(
+                        "its Pods have the other files after {:.1} s",
+                        began.elapsed().as_secs_f64()
+                    );
                     reporter.finish(&name, Outcome::Done, &text);
                 }
                 Ok(false) => {
@@ -625,7 +690,10 @@ async fn hand_over_one(
             .get(&component)
             .map_or_else(|| component.daemon_set_name(), |facts| facts.name.clone()),
     };
-    let existing = patience::call("the DaemonSet to be read", async || control_plane.daemon_set(&daemon_set_name).await).await?;
+    let existing = patience::call("the DaemonSet to be read", async || {
+        control_plane.daemon_set(&daemon_set_name).await
+    })
+    .await?;
     let existing = existing.as_ref().map(daemon_set_facts);
     // one that serves is the user's, who may have edited it; one that does not is this program's business
     let serves = node.snapshot.state(component) != ComponentState::Static
@@ -635,7 +703,12 @@ async fn hand_over_one(
         .await?
         .iter()
         .any(|gated| gated != name);
-    if let Some(secret) = plan.components.iter().find(|plan| plan.component == component).and_then(|plan| plan.secret.as_ref()) {
+    if let Some(secret) = plan
+        .components
+        .iter()
+        .find(|plan| plan.component == component)
+        .and_then(|plan| plan.secret.as_ref())
+    {
         reporter.waiting(&task, &format!("Secret {} to be created", secret.name));
         secrets::ensure(control_plane, secret, false).await?;
     }
@@ -692,7 +765,10 @@ async fn prepare(node: &PlannedNode, options: &ConvertOptions, task: &str, repor
     let before = observation.node.guard.as_ref().map(|guard| guard.process);
     reporter.waiting(task, "the executable and the guard to be installed");
     let changed = target.install(&image).await?;
-    reporter.step(task, &format!("executable installed as {}", target.binary.path().display()));
+    reporter.step(
+        task,
+        &format!("executable installed as {}", target.binary.path().display()),
+    );
     save_originals(node).await?;
     reporter.step(task, "copies of the manifests kept in the cluster");
     let what = format!("the guard of Node {name} (Pod {GUARD}-{name})");
@@ -760,7 +836,10 @@ async fn save_originals(node: &PlannedNode) -> Result<()> {
         files.insert(format!("{component}.json"), metadata);
     }
     if files != before {
-        patience::call("the copies of the manifests to be kept", async || control_plane.save_originals(name, &files).await).await?;
+        patience::call("the copies of the manifests to be kept", async || {
+            control_plane.save_originals(name, &files).await
+        })
+        .await?;
     }
     Ok(())
 }

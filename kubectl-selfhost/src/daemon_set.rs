@@ -165,7 +165,7 @@ pub(crate) fn wrap(component: Component, template: &Value, context: &Context) ->
 fn only_on(template: &mut Value, node: &str) {
     let affinity = &mut template["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let terms = &mut affinity["nodeSelectorTerms"];
-    if !terms.as_array().is_some_and(|terms| !terms.is_empty()) {
+    if terms.as_array().is_none_or(Vec::is_empty) {
         *terms = json!([{}]);
     }
     for term in terms.as_array_mut().into_iter().flatten() {
@@ -195,12 +195,16 @@ mod tests {
         assert_eq!(selector[NODE_LABEL], "cp-1");
         let template = &daemon_set["spec"]["template"];
         assert_eq!(template["metadata"]["labels"], json!({"a": "b", NODE_LABEL: "cp-1"}));
-        let terms = template.pointer("/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
+        let terms = template
+            .pointer("/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
         assert_eq!(
             terms.unwrap(),
             &json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["cp-1"]}]}])
         );
         let long = "n".repeat(100);
-        assert_eq!(per_node_name(component, &long).len(), "self-hosted-kube-scheduler-".len() + 16);
+        assert_eq!(
+            per_node_name(component, &long).len(),
+            "self-hosted-kube-scheduler-".len() + 16
+        );
     }
 }

@@ -130,8 +130,14 @@ impl Fleet {
         if unknown.is_empty() {
             return Ok(());
         }
-        Err(Error::usage(format!("--nodes: no control-plane node is named {}", unknown.join(", ")))
-            .because(format!("the nodes with static Pods of the control plane are: {}", known.join(", "))))
+        Err(Error::usage(format!(
+            "--nodes: no control-plane node is named {}",
+            unknown.join(", ")
+        ))
+        .because(format!(
+            "the nodes with static Pods of the control plane are: {}",
+            known.join(", ")
+        )))
     }
 
     /// Looks at all nodes again.

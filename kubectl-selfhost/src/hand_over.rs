@@ -123,14 +123,12 @@ impl HandOver<'_> {
             _ => None,
         };
         self.ask_guard().await?;
-        tokio::select! {
-            done = async {
-                self.await_guard(reporter).await?;
-                self.release_lease(leader.as_deref(), reporter).await?;
-                self.await_mirror(reporter).await
-            } => done?,
-            () = own_endpoints::keep(control_plane, saved.as_ref()) => {}
-        }
+        own_endpoints::kept(control_plane, saved.as_ref(), self.alone, async {
+            self.await_guard(reporter).await?;
+            self.release_lease(leader.as_deref(), reporter).await?;
+            self.await_mirror(reporter).await
+        })
+        .await?;
         reporter.step(self.task, "the old process is gone");
         Ok(())
     }
@@ -171,15 +169,17 @@ impl HandOver<'_> {
     /// Makes the DaemonSet. One that is there meanwhile, as an answer was lost, is as good.
     async fn create(&self, daemon_set: &Value) -> Result<()> {
         let what = format!("DaemonSet {} to be made", self.daemon_set_name);
-        patience::call(&what, async || match self.control_plane.create_daemon_set(daemon_set, false).await {
-            Err(error) if error.cause() == shared::error::Cause::Conflict => {
-                let there = self.control_plane.daemon_set(self.daemon_set_name).await?;
-                match there.filter(|there| crate::observe::is_ours(&there.metadata)) {
-                    Some(_) => Ok(()),
-                    None => Err(error),
+        patience::call(&what, async || {
+            match self.control_plane.create_daemon_set(daemon_set, false).await {
+                Err(error) if error.cause() == shared::error::Cause::Conflict => {
+                    let there = self.control_plane.daemon_set(self.daemon_set_name).await?;
+                    match there.filter(|there| crate::observe::is_ours(&there.metadata)) {
+                        Some(_) => Ok(()),
+                        None => Err(error),
+                    }
                 }
+                other => other.map(drop),
             }
-            other => other.map(drop),
         })
         .await
     }

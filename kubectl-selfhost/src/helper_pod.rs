@@ -151,10 +151,12 @@ impl Helper<'_> {
         if arrived == binary.sha256() {
             return Ok(());
         }
-        Err(Error::new(format!("the executable did not arrive whole on Node {}", self.node)).because(format!(
-            "its SHA-256 begins with {:.12} there, and with {} here",
-            arrived, binary.build
-        )))
+        Err(
+            Error::new(format!("the executable did not arrive whole on Node {}", self.node)).because(format!(
+                "its SHA-256 begins with {:.12} there, and with {} here",
+                arrived, binary.build
+            )),
+        )
     }
 
     /// Runs our executable on the node, as root with the node's root directory and processes, and gives what it printed.
@@ -175,7 +177,12 @@ impl Helper<'_> {
             return Ok(outcome.stdout);
         }
         let mut error = Error::new(format!("a command failed on Node {}", self.node));
-        let mut lines = outcome.stderr.lines().map(str::trim).filter(|line| !line.is_empty()).peekable();
+        let mut lines = outcome
+            .stderr
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+            .peekable();
         if lines.peek().is_none() {
             error = error.because(outcome.reason);
         }

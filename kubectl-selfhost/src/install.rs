@@ -45,15 +45,21 @@ impl NodeBinary {
             return Self::read(path, architecture).map_err(|error| error.context("--node-binary"));
         }
         let own = std::env::current_exe().context("this executable cannot be found")?;
-        let own_fits = cfg!(target_os = "linux").then(|| Self::of_this_process().ok()).flatten();
+        let own_fits = cfg!(target_os = "linux")
+            .then(|| Self::of_this_process().ok())
+            .flatten();
         if let Some(binary) = own_fits.filter(|_| same_architecture(std::env::consts::ARCH, architecture)) {
             return Ok(binary);
         }
         let beside = own.with_file_name(format!("{BIN_NAME}-linux-{architecture}"));
         Self::read(&beside, architecture).map_err(|error| {
             error
-                .context(format!("there is no executable for nodes of {operating_system}/{architecture}"))
-                .hint("name one by --node-binary; the release archives have one for each architecture beside the plugin")
+                .context(format!(
+                    "there is no executable for nodes of {operating_system}/{architecture}"
+                ))
+                .hint(
+                    "name one by --node-binary; the release archives have one for each architecture beside the plugin",
+                )
         })
     }
 
@@ -110,7 +116,8 @@ fn elf_machine(architecture: &str) -> Option<u16> {
 /// # Errors
 /// What is wrong with it, in words.
 pub fn check_elf(bytes: &[u8], architecture: &str) -> std::result::Result<(), String> {
-    let machine = elf_machine(architecture).ok_or_else(|| format!("there is none for processors of the kind {architecture:?}"))?;
+    let machine = elf_machine(architecture)
+        .ok_or_else(|| format!("there is none for processors of the kind {architecture:?}"))?;
     const INTERPRETER: u32 = 3;
     let short = || "the file is cut short".to_owned();
     let half = |at: usize| {
@@ -183,7 +190,8 @@ pub fn install_state_directory() -> Result<()> {
         let files = crate::node::state::ComponentFiles::new(component);
         files::make_directory(files.directory(), 0o700).context("the state directory cannot be made")?;
         files::make_directory(&files.run(), 0o755).context("the state directory cannot be made")?;
-        files::make_directory(&files.notes(), 0o755).context("the state directory cannot be made")?;
+        files::make_directory(&files.notes(), crate::node::state::NOTES_MODE)
+            .context("the state directory cannot be made")?;
     }
     Ok(())
 }
@@ -258,7 +266,11 @@ mod tests {
         assert!(check_elf(&dynamic[..60], ARCH).unwrap_err().contains("cut short"));
         let mut other = dynamic.clone();
         other[18] = 243; // RISC-V
-        assert!(check_elf(&other, ARCH).unwrap_err().contains("another kind of processor"));
+        assert!(
+            check_elf(&other, ARCH)
+                .unwrap_err()
+                .contains("another kind of processor")
+        );
         let mut fixed = dynamic;
         // the same file without the request for an interpreter passes
         let table = usize::try_from(u64::from_le_bytes(fixed[32..40].try_into().unwrap())).unwrap();
@@ -270,7 +282,12 @@ mod tests {
         }
         check_elf(&fixed, ARCH).unwrap();
         assert!(check_elf(&fixed, "riscv64").unwrap_err().contains("riscv64"));
-        for (one, other, same) in [("x86_64", "amd64", true), ("aarch64", "arm64", true), ("x86_64", "arm64", false), ("mips", "mips", false)] {
+        for (one, other, same) in [
+            ("x86_64", "amd64", true),
+            ("aarch64", "arm64", true),
+            ("x86_64", "arm64", false),
+            ("mips", "mips", false),
+        ] {
             assert_eq!(same_architecture(one, other), same, "{one} {other}");
         }
     }

@@ -1,10 +1,10 @@
 //! What the API shows of a node's control plane, reduced to the facts that decisions need.
 
 use crate::cluster::ControlPlane;
+use crate::daemon_set::per_node_name;
 use crate::names::{AWAIT_CONTAINER, Component, FIELD_MANAGER, GUARD};
 use crate::node::guard::api::guard_annotation;
 use crate::node::state::{Desired, GuardReport, Report};
-use crate::daemon_set::per_node_name;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
@@ -140,8 +140,14 @@ struct Seen {
 
 impl Seen {
     async fn look(control_plane: &ControlPlane) -> Result<Self> {
-        let names: Vec<&str> = Component::ALL.iter().map(|component| component.name()).chain([GUARD]).collect();
-        let pods = control_plane.pods(&format!("component in ({})", names.join(","))).await?;
+        let names: Vec<&str> = Component::ALL
+            .iter()
+            .map(|component| component.name())
+            .chain([GUARD])
+            .collect();
+        let pods = control_plane
+            .pods(&format!("component in ({})", names.join(",")))
+            .await?;
         let daemon_sets = control_plane.daemon_sets().await?;
         let (mut leaders, mut renewals) = (BTreeMap::new(), BTreeMap::new());
         for component in Component::ALL {
@@ -165,7 +171,11 @@ impl Seen {
     }
 
     fn on(&self, node: NodeFacts) -> Observation {
-        let pods: Vec<&Pod> = self.pods.iter().filter(|pod| node_of(pod) == Some(&node.name)).collect();
+        let pods: Vec<&Pod> = self
+            .pods
+            .iter()
+            .filter(|pod| node_of(pod) == Some(&node.name))
+            .collect();
         let mine = |component: Component| {
             let pods = pods.iter().filter(|pod| is_of(pod, component));
             (component, pods.map(|pod| pod_facts(pod, component.name())).collect())
@@ -197,10 +207,15 @@ fn node_of(pod: &Pod) -> Option<&str> {
     let spec = pod.spec.as_ref()?;
     spec.node_name.as_deref().or_else(|| {
         let affinity = spec.affinity.as_ref()?.node_affinity.as_ref()?;
-        let terms = &affinity.required_during_scheduling_ignored_during_execution.as_ref()?.node_selector_terms;
+        let terms = &affinity
+            .required_during_scheduling_ignored_during_execution
+            .as_ref()?
+            .node_selector_terms;
         let fields = terms.iter().flat_map(|term| term.match_fields.iter().flatten());
         let name = fields.filter(|field| field.key == "metadata.name" && field.operator == "In");
-        name.flat_map(|field| field.values.iter().flatten()).map(String::as_str).next()
+        name.flat_map(|field| field.values.iter().flatten())
+            .map(String::as_str)
+            .next()
     })
 }
 
@@ -285,7 +300,11 @@ pub fn node_facts(node: &Node) -> NodeFacts {
         None => Some("the kubelet has not reported yet".into()),
     };
     let name = node.metadata.name.clone().unwrap_or_default();
-    let said = status.addresses.iter().flatten().filter(|address| address.type_ == "Hostname");
+    let said = status
+        .addresses
+        .iter()
+        .flatten()
+        .filter(|address| address.type_ == "Hostname");
     let mut host_names: Vec<String> = said.map(|address| address.address.clone()).collect();
     host_names.extend(labels.get("kubernetes.io/hostname").cloned());
     host_names.push(name.clone());

@@ -7,10 +7,14 @@
 use crate::cluster::ControlPlane;
 use k8s_openapi::api::core::v1::{EndpointAddress, Endpoints};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use shared::Result;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use shared::{Error, Result};
 use std::time::Duration;
 
 const INTERVAL: Duration = Duration::from_millis(100);
+/// How often an apiserver announces itself (k8s.io/kubernetes `pkg/controlplane`, `DefaultEndpointReconcilerInterval`), and a
+/// bit.
+const RECONCILIATION: Duration = Duration::from_secs(11);
 
 /// What stood there before.
 #[derive(Clone, Debug)]
@@ -34,7 +38,11 @@ pub async fn save(control_plane: &ControlPlane, addresses: &[String]) -> Result<
     // A single address is the node's, whatever it is: behind a translation of addresses it may be another one.
     let addresses: Vec<String> = match listed.as_slice() {
         [only] => vec![only.clone()],
-        _ => addresses.iter().filter(|address| listed.contains(address)).cloned().collect(),
+        _ => addresses
+            .iter()
+            .filter(|address| listed.contains(address))
+            .cloned()
+            .collect(),
     };
     if addresses.is_empty() {
         return Ok(None);
@@ -46,24 +54,85 @@ pub async fn save(control_plane: &ControlPlane, addresses: &[String]) -> Result<
     }))
 }
 
-/// Keeps it until the returned future is dropped. Never ends by itself, and an API that does not answer for a moment is
-/// ordinary here.
-pub async fn keep(control_plane: &ControlPlane, saved: Option<&Saved>) {
-    let Some(saved) = saved else {
-        return std::future::pending().await;
+/// Keeps it while `work` is done, and for as long after it as an apiserver may take to announce itself again: on a node
+/// with neighbours their reconciliations take the address out until then.
+///
+/// # Errors
+/// That of the work.
+pub async fn kept<T>(
+    control_plane: &ControlPlane,
+    saved: Option<&Saved>,
+    alone: bool,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let Some(saved) = saved else { return work.await };
+    let result = tokio::select! {
+        result = work => result,
+        () = keep(control_plane, saved) => return Err(Error::new("keeping the addresses has ended")),
     };
+    if alone {
+        // the one who went took it out before, and nobody else does
+        put_back(control_plane, saved).await;
+    } else {
+        let _ = tokio::time::timeout(RECONCILIATION, keep(control_plane, saved)).await;
+    }
+    result
+}
+
+/// Never ends by itself, and an API that does not answer for a moment is ordinary here.
+async fn keep(control_plane: &ControlPlane, saved: &Saved) {
     loop {
-        if let Ok(Some(now)) = control_plane.own_endpoint_slice().await
-            && let Some(restored) = restored(saved, &now)
-        {
-            // somebody who wrote in between wins, and is looked at again
-            let _ = control_plane.write_own_endpoint_slice(&restored).await;
-            if let Ok(Some(endpoints)) = control_plane.own_endpoints().await {
-                let _ = control_plane.write_own_endpoints(&with_addresses(endpoints, saved)).await;
-            }
-        }
+        put_back(control_plane, saved).await;
         tokio::time::sleep(INTERVAL).await;
     }
+}
+
+/// Looks once. Somebody who writes in between wins, and is looked at again the next time.
+async fn put_back(control_plane: &ControlPlane, saved: &Saved) {
+    let Ok(now) = control_plane.own_endpoint_slice().await else {
+        return;
+    };
+    let written = match now {
+        None => control_plane.create_own_endpoint_slice(&anew(saved)).await,
+        // Without any address the apiserver takes it for one of IPv4 addresses, and the kind cannot be changed.
+        Some(other) if other.address_type != saved.slice.address_type => {
+            match control_plane.delete_own_endpoint_slice(&other).await {
+                Ok(()) => control_plane.create_own_endpoint_slice(&anew(saved)).await,
+                Err(error) => Err(error),
+            }
+        }
+        Some(now) => match restored(saved, &now) {
+            None => return,
+            Some(restored) => control_plane.write_own_endpoint_slice(&restored).await,
+        },
+    };
+    if written.is_ok()
+        && let Ok(Some(endpoints)) = control_plane.own_endpoints().await
+    {
+        let _ = control_plane
+            .write_own_endpoints(&with_addresses(endpoints, saved))
+            .await;
+    }
+}
+
+/// The list as it is made where there is none.
+fn anew(saved: &Saved) -> EndpointSlice {
+    let mut slice = saved.slice.clone();
+    slice.metadata = ObjectMeta {
+        name: slice.metadata.name,
+        namespace: slice.metadata.namespace,
+        labels: slice.metadata.labels,
+        ..ObjectMeta::default()
+    };
+    if let Some(list) = &mut slice.endpoints {
+        list.retain(|endpoint| {
+            endpoint
+                .addresses
+                .iter()
+                .any(|address| saved.addresses.contains(address))
+        });
+    }
+    slice
 }
 
 fn addresses_of(slice: &EndpointSlice) -> Vec<String> {
@@ -107,7 +176,10 @@ fn with_addresses(mut endpoints: Endpoints, saved: &Saved) -> Endpoints {
     if endpoints.subsets.iter().flatten().next().is_none() {
         endpoints.subsets = saved.endpoints.as_ref().and_then(|saved| saved.subsets.clone());
         for subset in endpoints.subsets.iter_mut().flatten() {
-            subset.addresses.iter_mut().for_each(|list| list.retain(|address| saved.addresses.contains(&address.ip)));
+            subset
+                .addresses
+                .iter_mut()
+                .for_each(|list| list.retain(|address| saved.addresses.contains(&address.ip)));
         }
         return endpoints;
     }
@@ -131,7 +203,10 @@ mod tests {
     use serde_json::{Value, from_value, json};
 
     fn slice(addresses: &[&str]) -> EndpointSlice {
-        let endpoints: Vec<Value> = addresses.iter().map(|address| json!({"addresses": [address]})).collect();
+        let endpoints: Vec<Value> = addresses
+            .iter()
+            .map(|address| json!({"addresses": [address]}))
+            .collect();
         from_value(json!({"addressType": "IPv4", "endpoints": endpoints, "ports": [{"port": 6443}]})).unwrap()
     }
 
@@ -144,18 +219,43 @@ mod tests {
         };
         for (now, expected) in [
             (slice(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]), None),
-            (slice(&["10.0.0.1", "10.0.0.3"]), Some(vec!["10.0.0.1", "10.0.0.3", "10.0.0.2"])),
+            (
+                slice(&["10.0.0.1", "10.0.0.3"]),
+                Some(vec!["10.0.0.1", "10.0.0.3", "10.0.0.2"]),
+            ),
             // a node that died meanwhile stays out
             (slice(&["10.0.0.2"]), None),
             (slice(&["10.0.0.1"]), Some(vec!["10.0.0.1", "10.0.0.2"])),
-            (from_value(json!({"addressType": "IPv4", "endpoints": null})).unwrap(), Some(vec!["10.0.0.2"])),
+            (
+                from_value(json!({"addressType": "IPv4", "endpoints": null})).unwrap(),
+                Some(vec!["10.0.0.2"]),
+            ),
         ] {
             let restored = restored(&saved, &now);
-            assert_eq!(restored.as_ref().map(addresses_of), expected.map(|list| list.into_iter().map(str::to_owned).collect()));
+            assert_eq!(
+                restored.as_ref().map(addresses_of),
+                expected.map(|list| list.into_iter().map(str::to_owned).collect())
+            );
             if let Some(restored) = restored {
                 assert_eq!(restored.ports, saved.slice.ports);
             }
         }
+    }
+
+    #[test]
+    fn a_list_that_is_gone_is_made_anew_with_the_nodes_addresses() {
+        let mut all = slice(&["fd00::1", "fd00::2"]);
+        all.metadata.name = Some("kubernetes".into());
+        all.metadata.resource_version = Some("7".into());
+        let saved = Saved {
+            slice: all,
+            endpoints: None,
+            addresses: vec!["fd00::2".into()],
+        };
+        let made = anew(&saved);
+        assert_eq!(addresses_of(&made), ["fd00::2"]);
+        assert_eq!(made.metadata.name.as_deref(), Some("kubernetes"));
+        assert_eq!(made.metadata.resource_version, None);
     }
 
     #[test]
@@ -169,7 +269,13 @@ mod tests {
             endpoints: Some(endpoints(&["10.0.0.1", "10.0.0.2"])),
             addresses: vec!["10.0.0.2".into()],
         };
-        assert_eq!(with_addresses(endpoints(&["10.0.0.1"]), &saved), endpoints(&["10.0.0.1", "10.0.0.2"]));
-        assert_eq!(with_addresses(Endpoints::default(), &saved).subsets, endpoints(&["10.0.0.2"]).subsets);
+        assert_eq!(
+            with_addresses(endpoints(&["10.0.0.1"]), &saved),
+            endpoints(&["10.0.0.1", "10.0.0.2"])
+        );
+        assert_eq!(
+            with_addresses(Endpoints::default(), &saved).subsets,
+            endpoints(&["10.0.0.2"]).subsets
+        );
     }
 }

@@ -52,7 +52,7 @@ pub struct ClusterFacts {
 }
 
 /// What convert and revert do through the API.
-const PERMISSIONS: [(&str, &str, &str, &str); 17] = [
+const PERMISSIONS: [(&str, &str, &str, &str); 19] = [
     ("get", "", "nodes", ""),
     ("list", "", "nodes", ""),
     ("patch", "", "nodes", ""),
@@ -68,6 +68,8 @@ const PERMISSIONS: [(&str, &str, &str, &str); 17] = [
     ("create", "coordination.k8s.io", "leases", NAMESPACE),
     ("update", "coordination.k8s.io", "leases", NAMESPACE),
     ("patch", "discovery.k8s.io", "endpointslices", "default"),
+    ("create", "discovery.k8s.io", "endpointslices", "default"),
+    ("delete", "discovery.k8s.io", "endpointslices", "default"),
     (
         "list",
         "admissionregistration.k8s.io",
@@ -101,7 +103,11 @@ const HELPER_PERMISSIONS: [(&str, &str, &str, &str); 3] = [
 ///
 /// # Errors
 /// When the API cannot be asked.
-pub async fn gather_cluster(control_plane: &ControlPlane, away: &[&Target], certificates: bool) -> Result<ClusterFacts> {
+pub async fn gather_cluster(
+    control_plane: &ControlPlane,
+    away: &[&Target],
+    certificates: bool,
+) -> Result<ClusterFacts> {
     let mut facts = ClusterFacts::default();
     let more: &[_] = if away.is_empty() { &[] } else { &HELPER_PERMISSIONS };
     let secrets: &[_] = if certificates { &CERTIFICATES_PERMISSIONS } else { &[] };
@@ -123,7 +129,9 @@ pub async fn gather_cluster(control_plane: &ControlPlane, away: &[&Target], cert
     // one for all: only the node's name differs
     if let Some(target) = away.first()
         && let Place::Away { image } = &target.place
-        && let Err(error) = control_plane.would_admit_pod(&helper_pod(&target.node_name, image)).await
+        && let Err(error) = control_plane
+            .would_admit_pod(&helper_pod(&target.node_name, image))
+            .await
     {
         facts.not_admitted.insert("the helper".into(), first_reason(&error));
     }
@@ -192,7 +200,9 @@ fn pod_of(daemon_set: &Value) -> Value {
 /// Everything that forbids the conversion of the node.
 #[must_use]
 pub fn refusals(facts: &Facts<'_>) -> Vec<Refusal> {
-    let checks = [executable, steering, manifests, paths, running, leading, capacity, foreign];
+    let checks = [
+        executable, steering, manifests, paths, running, leading, capacity, foreign,
+    ];
     let found = checks.iter().flat_map(|check| check(facts));
     node(facts.observation).into_iter().chain(found).collect()
 }
@@ -219,7 +229,11 @@ pub fn warnings(facts: &ClusterFacts) -> Vec<String> {
 }
 
 fn steering(facts: &Facts<'_>) -> Vec<Refusal> {
-    let steered = facts.plan.components.iter().any(|plan| plan.daemon_set.is_some() && plan.expected_gap == Gap::None);
+    let steered = facts
+        .plan
+        .components
+        .iter()
+        .any(|plan| plan.daemon_set.is_some() && plan.expected_gap == Gap::None);
     let why = facts.steering_refused.as_ref().filter(|_| steered);
     why.map(|why| {
         Refusal::new(

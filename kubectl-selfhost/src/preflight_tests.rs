@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::manifest::{ManifestFile, read_directory};
+use crate::names::BIN_DIR;
 use crate::node::state::Desired;
 use crate::observe::{DaemonSetFacts, node_facts, pod_facts};
 use crate::plan::{PlanOptions, plan};
 use jiff::SignedDuration;
 use serde_json::from_value;
-use crate::names::BIN_DIR;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -202,7 +202,9 @@ const CASES: [Case; 18] = [
     ),
     (
         "permissions are missing",
-        |world| world.cluster.missing_permissions = vec!["patch nodes".into(), "create daemonsets in kube-system".into()],
+        |world| {
+            world.cluster.missing_permissions = vec!["patch nodes".into(), "create daemonsets in kube-system".into()];
+        },
         "your user",
         "may not: patch nodes, create daemonsets in kube-system",
         "/etc/kubernetes/admin.conf",
@@ -210,7 +212,10 @@ const CASES: [Case; 18] = [
     (
         "a quota refuses the Pods",
         |world| {
-            world.cluster.not_admitted.insert(SCHEDULER.daemon_set_name(), "exceeded quota: pods".into());
+            world
+                .cluster
+                .not_admitted
+                .insert(SCHEDULER.daemon_set_name(), "exceeded quota: pods".into());
         },
         "Pods of self-hosted-kube-scheduler",
         "would not be admitted to kube-system: exceeded quota: pods",

@@ -294,8 +294,17 @@ pub fn render_cluster_text(plan: &ClusterPlan, width: usize, color: bool) -> Str
 /// Whether two nodes' plans of a component say the same: the values before may differ, such as a node's own address.
 fn is_alike(one: &ComponentPlan, other: &ComponentPlan) -> bool {
     let said = |plan: &ComponentPlan| {
-        let changes = plan.changes.iter().map(|change| (change.path.clone(), change.after.clone(), change.mutator));
-        (plan.component, plan.state, plan.manifest.clone(), plan.warnings.clone(), changes.collect::<Vec<_>>())
+        let changes = plan
+            .changes
+            .iter()
+            .map(|change| (change.path.clone(), change.after.clone(), change.mutator));
+        (
+            plan.component,
+            plan.state,
+            plan.manifest.clone(),
+            plan.warnings.clone(),
+            changes.collect::<Vec<_>>(),
+        )
     };
     said(one) == said(other)
 }
@@ -343,7 +352,11 @@ fn push_cluster_conclusion(plan: &ClusterPlan, width: usize, palette: Palette, l
         }
     }
     let whole = Plan {
-        components: plan.nodes.iter().flat_map(|node| node.plan.components.clone()).collect(),
+        components: plan
+            .nodes
+            .iter()
+            .flat_map(|node| node.plan.components.clone())
+            .collect(),
         untouched,
         refusals: plan.all_refusals(),
         warnings: plan.all_warnings(),

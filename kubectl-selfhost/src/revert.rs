@@ -1,14 +1,14 @@
 //! `kubectl selfhost revert`: back to the original static Pods, and nothing of ours is left.
 
-use crate::hand_over::awaited;
 use crate::cluster_plan::order;
 use crate::component_state::is_untouched;
 use crate::convert::burdens;
+use crate::daemon_set::per_node_name;
 use crate::fleet::Fleet;
+use crate::hand_over::awaited;
 use crate::leadership;
 use crate::names::{Component, GUARD};
 use crate::node::state::{Desired, Report, State};
-use crate::daemon_set::per_node_name;
 use crate::observe::{Observation, is_ours, node_facts};
 use crate::own_endpoints;
 use crate::patience::{self, tolerate};
@@ -115,7 +115,9 @@ pub fn plan(observation: &Observation, keep_sharing: bool, files: bool, alone: b
         clean,
         expected_gap: match (gap, alone) {
             (true, true) => "one, of about 3 s; for a few seconds more the starting apiserver may answer 403",
-            (true, false) => "one of about 3 s at this node's address; none for clients that know the other nodes' addresses",
+            (true, false) => {
+                "one of about 3 s at this node's address; none for clients that know the other nodes' addresses"
+            }
             (false, _) => "none",
         }
         .to_owned(),
@@ -188,7 +190,10 @@ async fn run(fleet: &Fleet, options: RevertOptions, printer: &Printer) -> Result
         several => format!("Revert the control plane of the Nodes {}?", several.join(", ")),
     };
     prompt::confirm(printer, &question, None, options.yes)?;
-    let lock = RunLock::acquire(&fleet.control_plane, |what| reporter.note(&format!("waiting for {what}"))).await?;
+    let lock = RunLock::acquire(&fleet.control_plane, |what| {
+        reporter.note(&format!("waiting for {what}"));
+    })
+    .await?;
     let result = tokio::select! {
         result = apply(&nodes, options, reporter.as_ref()) => result,
         lost = lock.lost() => Err(lost),
@@ -243,7 +248,10 @@ fn no_roll_may_be_on_its_way(observation: &Observation, plan: &RevertPlan) -> Re
             .collect();
         if mine.len() > 1 {
             let shared = component.daemon_set_name();
-            let name = observation.daemon_sets.get(component).map_or(shared.as_str(), |facts| facts.name.as_str());
+            let name = observation
+                .daemon_sets
+                .get(component)
+                .map_or(shared.as_str(), |facts| facts.name.as_str());
             return Err(Error::refused(format!(
                 "DaemonSet {name} is in the middle of a roll on Node {}",
                 plan.node
@@ -402,10 +410,7 @@ async fn back(
         })
         .await
     };
-    tokio::select! {
-        done = work => done?,
-        () = own_endpoints::keep(control_plane, saved.as_ref()) => {}
-    }
+    own_endpoints::kept(control_plane, saved.as_ref(), node.alone, work).await?;
     if leader.is_some() {
         // best effort: at worst leadership waits for the Lease to run out
         let _ = leadership::release(control_plane, component, leader.as_deref()).await;
@@ -582,7 +587,11 @@ mod tests {
         );
         assert!(with_gap.expected_gap.starts_with("one"));
         assert_eq!(plan(&converted, true, true, true).expected_gap, "none");
-        assert!(plan(&converted, false, true, false).expected_gap.contains("none for clients that know the other nodes"));
+        assert!(
+            plan(&converted, false, true, false)
+                .expected_gap
+                .contains("none for clients that know the other nodes")
+        );
         let mut untouched = observation(Vec::new());
         untouched.node = NodeFacts {
             name: "cp-1".into(),

@@ -85,7 +85,9 @@ enum Standing {
 type Seen<'a> = Option<(&'a Lease, Duration)>;
 
 fn judge(lease: &Lease, own: &Identity, seen: Seen<'_>, started: impl Fn(u32) -> u64) -> Standing {
-    let Some(holder) = holder(lease) else { return Standing::Free };
+    let Some(holder) = holder(lease) else {
+        return Standing::Free;
+    };
     if Identity::parse(holder).is_some_and(|identity| identity.is_gone(own, started)) {
         return Standing::Free;
     }
@@ -135,7 +137,10 @@ impl RunLock {
                 Standing::Held(holder) => return Err(held_by(&holder)),
                 Standing::Unclear => {
                     let holder = holder(&lease).unwrap_or_default();
-                    waiting(&format!("another run ({}) to end or to show that it lives", describe(holder)));
+                    waiting(&format!(
+                        "another run ({}) to end or to show that it lives",
+                        describe(holder)
+                    ));
                     seen.get_or_insert((lease, Instant::now()));
                     tokio::time::sleep(LOOK).await;
                 }
@@ -158,7 +163,9 @@ impl RunLock {
             std::future::pending::<()>().await;
         }
         Error::new("another run has taken over")
-            .because(format!("the Lease kube-system/{LEASE} was not renewed in time, and somebody else holds it now"))
+            .because(format!(
+                "the Lease kube-system/{LEASE} was not renewed in time, and somebody else holds it now"
+            ))
             .hint("see `kubectl selfhost status`, and run the command again when the other one has ended")
     }
 
@@ -175,7 +182,10 @@ impl RunLock {
 
 fn held_by(holder: &str) -> Error {
     Error::refused("another run of this program is at work on this cluster")
-        .because(format!("the Lease kube-system/{LEASE} is held, and renewed, by {}", describe(holder)))
+        .because(format!(
+            "the Lease kube-system/{LEASE} is held, and renewed, by {}",
+            describe(holder)
+        ))
         .hint("wait until it has ended; nothing was changed by this one")
 }
 
@@ -206,7 +216,9 @@ async fn renew(control_plane: ControlPlane, own: Identity, lost: watch::Sender<b
 
 fn lease_of(own: &Identity, before: Option<&Lease>) -> Lease {
     let now = MicroTime(jiff::Timestamp::now());
-    let kept = before.filter(|lease| holder(lease) == Some(&own.text())).and_then(|lease| lease.spec.clone());
+    let kept = before
+        .filter(|lease| holder(lease) == Some(&own.text()))
+        .and_then(|lease| lease.spec.clone());
     Lease {
         metadata: before.map_or_else(
             || ObjectMeta {
@@ -242,8 +254,10 @@ mod tests {
     }
 
     fn lease(holder: &str, version: &str) -> Lease {
-        serde_json::from_value(serde_json::json!({"metadata": {"resourceVersion": version}, "spec": {"holderIdentity": holder}}))
-            .unwrap()
+        serde_json::from_value(
+            serde_json::json!({"metadata": {"resourceVersion": version}, "spec": {"holderIdentity": holder}}),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -266,7 +280,11 @@ mod tests {
         ] {
             let before = seen.map(|(version, since)| (lease(holder, version), since));
             let before = before.as_ref().map(|(lease, since)| (lease, *since));
-            assert_eq!(judge(&old(holder), &own, before, running), expected, "{holder} {seen:?}");
+            assert_eq!(
+                judge(&old(holder), &own, before, running),
+                expected,
+                "{holder} {seen:?}"
+            );
         }
     }
 

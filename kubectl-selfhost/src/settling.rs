@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use shared::Result;
 use shared::error::Cause;
 use shared::wait::{self, Poll};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A leader renews its Lease every 2 s, and loses it after 15 s without (`--leader-elect-retry-period`,
@@ -92,6 +93,19 @@ fn age(renewed: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(renewed)).unwrap_or_default()
 }
 
+/// A Lease that is renewed while we look has a leader, whatever the clocks say: that of a workstation may be far off.
+fn count_as_fresh(
+    renewals: &mut BTreeMap<Component, Timestamp>,
+    first: &BTreeMap<Component, Timestamp>,
+    now: Timestamp,
+) {
+    for (component, renewed) in renewals {
+        if first.get(component) != Some(renewed) {
+            *renewed = now;
+        }
+    }
+}
+
 /// Looks at the nodes again and again, for half a minute, while something there is about to pass; `waiting` is told what.
 ///
 /// # Errors
@@ -104,6 +118,11 @@ pub async fn settle(fleet: &mut Fleet, components: &[Component], waiting: impl F
         all.dedup();
         all
     };
+    let first = fleet
+        .observations
+        .first()
+        .map(|seen| seen.renewals.clone())
+        .unwrap_or_default();
     let mut told = missing(fleet);
     if told.is_empty() {
         return Ok(());
@@ -116,6 +135,9 @@ pub async fn settle(fleet: &mut Fleet, components: &[Component], waiting: impl F
         |_| {},
         async || {
             fleet.observe_again().await?;
+            for seen in &mut fleet.observations {
+                count_as_fresh(&mut seen.renewals, &first, Timestamp::now());
+            }
             let now = missing(fleet);
             if now.is_empty() {
                 return Ok(Poll::Ready(()));

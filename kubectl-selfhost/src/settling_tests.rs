@@ -171,3 +171,14 @@ fn a_lease_that_its_component_does_not_use_says_nothing() {
         None
     );
 }
+
+#[test]
+fn a_lease_that_is_renewed_while_we_look_has_a_leader_whatever_the_clocks_say() {
+    let at = |seconds: i64| Timestamp::from_second(seconds).unwrap();
+    let scheduler = Component::KubeScheduler;
+    let first = BTreeMap::from([(scheduler, at(100)), (Component::KubeControllerManager, at(100))]);
+    let mut later = BTreeMap::from([(scheduler, at(102)), (Component::KubeControllerManager, at(100))]);
+    count_as_fresh(&mut later, &first, at(5000));
+    assert_eq!(later[&scheduler], at(5000));
+    assert_eq!(later[&Component::KubeControllerManager], at(100));
+}

@@ -1,8 +1,8 @@
 //! `kubectl selfhost status`: what serves each component on each node.
 
 use crate::cluster::ControlPlane;
-use crate::hand_over::last_log_line;
 use crate::component_state::component_state;
+use crate::hand_over::last_log_line;
 use crate::names::{Component, GUARD};
 use crate::node::state::ForeignManifest;
 use crate::observe::{Observation, PodFacts};
@@ -189,9 +189,15 @@ pub async fn add_log_lines(status: &mut ClusterStatus, observations: &[&Observat
     let mut requests = 0;
     for (node, observation) in status.nodes.iter_mut().zip(observations) {
         for component in &mut node.components {
-            let pods = observation.pods.get(&component.component).map(Vec::as_slice).unwrap_or_default();
+            let pods = observation
+                .pods
+                .get(&component.component)
+                .map(Vec::as_slice)
+                .unwrap_or_default();
             for trouble in &mut component.troubles {
-                let Some(pod) = pods.iter().find(|pod| pod.name == trouble.pod) else { continue };
+                let Some(pod) = pods.iter().find(|pod| pod.name == trouble.pod) else {
+                    continue;
+                };
                 requests += if pod.ended { 2 } else { 1 };
                 if requests > MOST_LOG_REQUESTS {
                     return;
@@ -220,7 +226,10 @@ pub fn table(status: &ClusterStatus, wide: bool) -> Table {
                 component.version.clone(),
                 component.ready.to_string(),
                 component.leader.clone().map_or("-".into(), |leader| {
-                    leader.rsplit_once('_').map_or(leader.as_str(), |(host, _)| host).to_owned()
+                    leader
+                        .rsplit_once('_')
+                        .map_or(leader.as_str(), |(host, _)| host)
+                        .to_owned()
                 }),
                 guard.to_owned(),
             ];
@@ -241,7 +250,9 @@ pub fn cluster_remarks(status: &ClusterStatus) -> Vec<String> {
     let of_node = |node: &Status| {
         let name = node.node.clone();
         let remarks = remarks(node).into_iter();
-        remarks.map(move |remark| if several { format!("{name}: {remark}") } else { remark }).collect::<Vec<_>>()
+        remarks
+            .map(move |remark| if several { format!("{name}: {remark}") } else { remark })
+            .collect::<Vec<_>>()
     };
     status.nodes.iter().flat_map(of_node).collect()
 }

@@ -149,7 +149,11 @@ fn remarks_name_their_node_where_there_are_several() {
     assert!(alone.iter().all(|remark| !remark.starts_with("cp-1: ")), "{alone:?}");
     status.nodes.push(busy_status());
     assert_eq!(cluster_remarks(&status).len(), 2 * alone.len());
-    assert!(cluster_remarks(&status).iter().all(|remark| remark.starts_with("cp-1: ")));
+    assert!(
+        cluster_remarks(&status)
+            .iter()
+            .all(|remark| remark.starts_with("cp-1: "))
+    );
 }
 
 #[test]

@@ -172,8 +172,7 @@ fn wrong_path(kind: &str, found: Option<&Metadata>) -> Option<&'static str> {
 /// Whether anything of ours lies on this node.
 #[must_use]
 pub fn has_files(local: &LocalNode) -> bool {
-    let has_entries =
-        |directory: &Path| std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some());
+    let has_entries = |directory: &Path| std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some());
     local_node::own_directories().into_iter().any(has_entries) || install::guard_manifest_path(local).exists()
 }
 

@@ -53,15 +53,21 @@ impl Target {
     pub async fn survey(&self) -> Result<Survey> {
         let survey = match &self.place {
             Place::Here(local) => survey::survey(local),
-            Place::Away { .. } => self.through_helper(async |helper| parsed(&helper.run(&["node", "survey"]).await?)).await,
+            Place::Away { .. } => {
+                self.through_helper(async |helper| parsed(&helper.run(&["node", "survey"]).await?))
+                    .await
+            }
         }
         .map_err(|error| error.context(format!("Node {} cannot be looked at", self.node_name)))?;
         if survey.version == env!("CARGO_PKG_VERSION") {
             return Ok(survey);
         }
-        Err(Error::refused(format!("the executable for Node {} is of version {}", self.node_name, survey.version))
-            .because(format!("this program is of version {}", env!("CARGO_PKG_VERSION")))
-            .hint("name one of the same version by --node-binary"))
+        Err(Error::refused(format!(
+            "the executable for Node {} is of version {}",
+            self.node_name, survey.version
+        ))
+        .because(format!("this program is of version {}", env!("CARGO_PKG_VERSION")))
+        .hint("name one of the same version by --node-binary"))
     }
 
     /// Reads the files that the flags of these Pods' components name, and what these name in turn. Through a helper they travel
@@ -80,7 +86,10 @@ impl Target {
                 if wanted.is_empty() {
                     break;
                 }
-                let arguments: Vec<&str> = ["node", "read-files"].into_iter().chain(wanted.iter().map(String::as_str)).collect();
+                let arguments: Vec<&str> = ["node", "read-files"]
+                    .into_iter()
+                    .chain(wanted.iter().map(String::as_str))
+                    .collect();
                 files.extend(parsed::<NodeFiles>(&helper.run(&arguments).await?)?);
             }
             Ok(files)
@@ -118,7 +127,10 @@ impl Target {
     pub async fn remove_guard(&self) -> Result<()> {
         match &self.place {
             Place::Here(local) => install::remove_guard(local),
-            Place::Away { .. } => self.through_helper(async |helper| helper.run(&["node", "remove-guard"]).await.map(drop)).await,
+            Place::Away { .. } => {
+                self.through_helper(async |helper| helper.run(&["node", "remove-guard"]).await.map(drop))
+                    .await
+            }
         }
     }
 
@@ -130,7 +142,10 @@ impl Target {
         match &self.place {
             Place::Here(_) if survey::guard_runs() => Ok(false),
             Place::Here(_) => install::remove_files().map(|()| true),
-            Place::Away { .. } => self.through_helper(async |helper| parsed(&helper.run(&["node", "remove-files"]).await?)).await,
+            Place::Away { .. } => {
+                self.through_helper(async |helper| parsed(&helper.run(&["node", "remove-files"]).await?))
+                    .await
+            }
         }
     }
 
@@ -143,7 +158,11 @@ impl Target {
         loop {
             // all that is done through it may be done twice
             match with_helper(&self.control_plane, &self.node_name, image, &self.binary, &work).await {
-                Err(error) if error.is_retryable() && error.cause() != shared::error::Cause::TimedOut && attempt < ATTEMPTS => {
+                Err(error)
+                    if error.is_retryable()
+                        && error.cause() != shared::error::Cause::TimedOut
+                        && attempt < ATTEMPTS =>
+                {
                     attempt += 1;
                     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
                 }

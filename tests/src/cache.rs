@@ -28,8 +28,24 @@ pub const BUSYBOX_IMAGE: &str = "docker.io/library/busybox:1.36";
 const ETCD_IMAGE: &str = "registry.k8s.io/etcd:3.6.8-0";
 /// Applets of busybox that get a name of their own in the image.
 const APPLETS: [&str; 18] = [
-    "sh", "cat", "chmod", "chown", "chroot", "cp", "grep", "head", "ln", "ls", "mkdir", "mv", "nsenter", "rm",
-    "sha256sum", "sleep", "stat", "tar",
+    "sh",
+    "cat",
+    "chmod",
+    "chown",
+    "chroot",
+    "cp",
+    "grep",
+    "head",
+    "ln",
+    "ls",
+    "mkdir",
+    "mv",
+    "nsenter",
+    "rm",
+    "sha256sum",
+    "sleep",
+    "stat",
+    "tar",
 ];
 
 /// Longest time between two lines of progress.

@@ -29,6 +29,10 @@ pub const PRIVATE: [&str; 17] = [
     "/run/netns",
 ];
 
+/// Files of which each node has its own version, a copy of the machine's at first: kubeadm adds users to them where the
+/// components are not to run as root.
+pub const PRIVATE_FILES: [&str; 2] = ["/etc/passwd", "/etc/group"];
+
 /// Home directory inside nodes: not the machine's, where a kubeconfig of somebody's may lie.
 pub const HOME: &str = "/var/lib/selfhost-lab-home";
 
@@ -67,14 +71,15 @@ impl Secrets {
 /// Configuration for `kubeadm init` on the first node.
 #[must_use]
 pub fn init_configuration(settings: &Settings, version: &str, options: &Options, secrets: &Secrets) -> String {
-    let address = settings.address(1);
+    let (address, host) = (settings.address(1), settings.host(1));
+    let networks = networks(settings.ipv6);
     let port = options.port;
     let Secrets { token, certificate_key } = secrets;
     let extra = options.cluster_configuration.trim_end();
     format!(
         "apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
-localAPIEndpoint: {{advertiseAddress: {address}, bindPort: {port}}}
+localAPIEndpoint: {{advertiseAddress: '{address}', bindPort: {port}}}
 nodeRegistration: {{name: node1, criSocket: 'unix:///run/containerd/containerd.sock'}}
 bootstrapTokens: [{{token: '{token}', ttl: 2h0m0s}}]
 certificateKey: '{certificate_key}'
@@ -82,8 +87,8 @@ certificateKey: '{certificate_key}'
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
 kubernetesVersion: {version}
-controlPlaneEndpoint: '{address}:{port}'
-networking: {{podSubnet: 10.244.0.0/16}}
+controlPlaneEndpoint: '{host}:{port}'
+networking: {{{networks}}}
 {extra}
 ---
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -98,11 +103,20 @@ localStorageCapacityIsolation: false
     )
 }
 
+/// Networks of Pods and Services, as fields of kubeadm's `networking`.
+fn networks(ipv6: bool) -> &'static str {
+    if ipv6 {
+        "podSubnet: 'fd00:244::/56', serviceSubnet: 'fd00:96::/112'"
+    } else {
+        "podSubnet: 10.244.0.0/16"
+    }
+}
+
 /// Configuration for `kubeadm join` on node `number`.
 #[must_use]
 pub fn join_configuration(settings: &Settings, number: u8, options: &Options, secrets: &Secrets) -> String {
     let (first, own, name, port) = (
-        settings.address(1),
+        settings.host(1),
         settings.address(number),
         node_name(number),
         options.port,
@@ -115,7 +129,7 @@ discovery:
   bootstrapToken: {{token: '{token}', apiServerEndpoint: '{first}:{port}', unsafeSkipCAVerification: true}}
 nodeRegistration: {{name: {name}, criSocket: 'unix:///run/containerd/containerd.sock'}}
 controlPlane:
-  localAPIEndpoint: {{advertiseAddress: {own}, bindPort: {port}}}
+  localAPIEndpoint: {{advertiseAddress: '{own}', bindPort: {port}}}
   certificateKey: '{certificate_key}'
 "
     )
@@ -148,12 +162,17 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
 
 /// Configuration of the Pods' network, which does not reach beyond the node.
 #[must_use]
-pub fn cni_configuration(number: u8) -> Value {
+pub fn cni_configuration(number: u8, ipv6: bool) -> Value {
+    let (subnet, everywhere) = if ipv6 {
+        (format!("fd00:244:0:{number}::/64"), "::/0")
+    } else {
+        (format!("10.244.{number}.0/24"), "0.0.0.0/0")
+    };
     json!({
         "cniVersion": "1.0.0", "name": "pods",
         "plugins": [{
             "type": "bridge", "bridge": "cni0", "isGateway": true,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": format!("10.244.{number}.0/24")}]], "routes": [{"dst": "0.0.0.0/0"}]},
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": everywhere}]},
         }],
     })
 }
@@ -177,6 +196,7 @@ pub fn node_description(settings: &Settings, built: &Built, number: u8) -> Value
         "hostname": name,
         "files": file("files"),
         "private": PRIVATE,
+        "private_files": PRIVATE_FILES,
         // kubeadm would ask the machine's systemd to stop and start the kubelet: the machine's.
         "hidden": ["/run/systemd", "/run/dbus"],
         "shared": ["/var/lib/kubelet", "/run/netns"],
@@ -205,6 +225,7 @@ mod tests {
         let settings = Settings {
             name: "x".into(),
             subnet: "10.1.2".into(),
+            ipv6: false,
             state: "/var/lib/x".into(),
             cache: "/var/cache/x".into(),
         };
@@ -220,7 +241,7 @@ mod tests {
         assert!(documents[1].contains("'10.1.2.11:7443'"), "{text}");
         assert!(
             join_configuration(&settings, 2, &options, &Secrets::from_random(&[1; 43]))
-                .contains("10.1.2.12, bindPort: 7443")
+                .contains("'10.1.2.12', bindPort: 7443")
         );
     }
 }

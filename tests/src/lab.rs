@@ -34,6 +34,9 @@ pub struct Options {
     pub cluster_configuration: String,
     /// Files (path inside the node, content) that all nodes have before kubeadm runs, such as an audit policy.
     pub files: Vec<(String, String)>,
+    /// Nodes, Pods and Services have IPv6 addresses, and no others.
+    #[serde(default)]
+    pub ipv6: bool,
 }
 
 impl Default for Options {
@@ -42,6 +45,7 @@ impl Default for Options {
             port: 6443,
             cluster_configuration: String::new(),
             files: Vec::new(),
+            ipv6: false,
         }
     }
 }
@@ -132,6 +136,10 @@ impl Lab {
             return Err(Error::new(format!("start the lab {}", settings.name), format!("it is up, or left over, in {}", settings.state.display()))
                 .hint("take it down first: cargo lab down; or have a second one beside it with SELFHOST_LAB_NAME and SELFHOST_LAB_SUBNET"));
         }
+        let settings = Settings {
+            ipv6: options.ipv6,
+            ..settings
+        };
         let built = cache::ensure(&settings)?;
         interrupt::protect(&settings);
         let mut lab = Self {
@@ -176,6 +184,10 @@ impl Lab {
             .hint("make one: cargo lab up")
         })?;
         let State { nodes, options } = serde_json::from_str(&text).what(|| format!("read {}", file.display()))?;
+        let settings = Settings {
+            ipv6: options.ipv6,
+            ..settings
+        };
         let built = cache::ensure(&settings)?;
         Ok(Self {
             settings,
@@ -209,7 +221,7 @@ impl Lab {
     #[must_use]
     pub fn servers(&self) -> Vec<String> {
         (1..=self.nodes)
-            .map(|n| format!("https://{}:{}", self.settings.address(n), self.options.port))
+            .map(|n| format!("https://{}:{}", self.settings.host(n), self.options.port))
             .collect()
     }
 

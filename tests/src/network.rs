@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::MetadataExt, path::Path, process::Command};
 use crate::{
     command::must,
     error::{Error, Result},
-    settings::Settings,
+    settings::{GATEWAY, Settings},
 };
 
 /// Name of a node's network namespace, as `ip netns` knows it.
@@ -27,10 +27,12 @@ pub fn ensure(settings: &Settings, number: u8) -> Result<()> {
                 .hint("choose another one by the variable SELFHOST_LAB_SUBNET (SELFHOST_TEST_LAB_SUBNET in tests, SELFHOST_DEMO_LAB_SUBNET in the demo, SELFHOST_BENCH_LAB_SUBNET in the benchmark), such as 10.78.7"));
         }
         must("ip", &["link", "add", bridge, "type", "bridge"])?;
-        must(
-            "ip",
-            &["addr", "add", &format!("{}/24", settings.gateway()), "dev", bridge],
-        )?;
+        for address in addresses(settings, GATEWAY) {
+            must(
+                "ip",
+                &[&["addr", "add"], words(&address).as_slice(), &["dev", bridge]].concat(),
+            )?;
+        }
         must("ip", &["link", "set", bridge, "up"])?;
     }
     if namespace_file(&namespace).exists() {
@@ -45,17 +47,39 @@ pub fn ensure(settings: &Settings, number: u8) -> Result<()> {
         ],
     )?;
     must("ip", &["link", "set", &veth, "master", bridge, "up"])?;
-    let address = format!("{}/24", settings.address(number));
     let gateway = settings.gateway();
+    for address in addresses(settings, 10 + u16::from(number)) {
+        let args = [
+            &["-n", &namespace, "addr", "add"],
+            words(&address).as_slice(),
+            &["dev", "eth0"],
+        ]
+        .concat();
+        must("ip", &args)?;
+    }
     for args in [
         &["link", "set", "lo", "up"][..],
-        &["addr", "add", &address, "dev", "eth0"],
         &["link", "set", "eth0", "up"],
         &["route", "add", "default", "via", &gateway],
     ] {
         must("ip", &[&["-n", &namespace], args].concat())?;
     }
     Ok(())
+}
+
+/// Addresses of one number, as `ip` takes them. IPv6 ones can be used at once: nobody else has them. Where the machine has no
+/// IPv6, there are none.
+fn addresses(settings: &Settings, host: u16) -> Vec<String> {
+    let [ipv4, ipv6] = settings.interface(host);
+    let mut all = vec![ipv4];
+    if Path::new("/proc/sys/net/ipv6").exists() {
+        all.push(format!("{ipv6} nodad"));
+    }
+    all
+}
+
+fn words(text: &str) -> Vec<&str> {
+    text.split(' ').collect()
 }
 
 /// Removes the bridge and every namespace of this lab, whatever is there of it.

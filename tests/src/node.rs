@@ -57,7 +57,8 @@ impl<'a> Node<'a> {
     /// The path is in none of the private directories: the node shares it with the machine.
     pub fn file(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         let path = path.as_ref();
-        if kubeadm::PRIVATE.iter().any(|p| path.starts_with(p)) {
+        let private = kubeadm::PRIVATE.iter().chain(&kubeadm::PRIVATE_FILES);
+        if private.into_iter().any(|p| path.starts_with(p)) {
             return Ok(self
                 .directory()
                 .join("files")
@@ -99,6 +100,13 @@ impl<'a> Node<'a> {
             fs::create_dir_all(self.file(path)?).what(what)?;
         }
         fs::set_permissions(self.file("/var/lib/etcd")?, fs::Permissions::from_mode(0o700)).what(what)?;
+        for path in kubeadm::PRIVATE_FILES {
+            let own = self.file(path)?;
+            if !own.exists() {
+                fs::create_dir_all(own.parent().unwrap_or(&own)).what(what)?;
+                fs::copy(path, &own).what(what)?;
+            }
+        }
         self.configure(built).what(what)?;
         let log = fs::File::create(directory.join("init.log")).what(what)?;
         let namespace = format!("/run/netns/{}", network::namespace(self.settings, self.number));
@@ -154,7 +162,7 @@ impl<'a> Node<'a> {
         )?;
         write(
             self.file("/etc/cni/net.d/10-bridge.conflist")?,
-            &kubeadm::cni_configuration(self.number).to_string(),
+            &kubeadm::cni_configuration(self.number, self.settings.ipv6).to_string(),
         )?;
         let plugins = self.file("/opt/cni/bin")?;
         fs::create_dir_all(&plugins).what(|| format!("make {}", plugins.display()))?;
@@ -346,6 +354,7 @@ mod tests {
         let settings = Settings {
             name: "x".into(),
             subnet: "10.1.2".into(),
+            ipv6: false,
             state: state.clone(),
             cache: state.clone(),
         };
@@ -368,6 +377,7 @@ mod tests {
         let settings = Settings {
             name: "x".into(),
             subnet: "10.1.2".into(),
+            ipv6: false,
             state: "/s/t".into(),
             cache: "/c/d".into(),
         };
@@ -376,7 +386,8 @@ mod tests {
             node.file("/etc/kubernetes/a.yaml").unwrap(),
             Path::new("/s/t/node2/files/etc/kubernetes/a.yaml")
         );
-        assert!(node.file("/etc/passwd").is_err());
+        assert!(node.file("/etc/passwd").is_ok());
+        assert!(node.file("/etc/shadow").is_err());
         assert!(node.file("/etc/kubernetes-other").is_err());
     }
 }

@@ -24,11 +24,16 @@ pub struct Settings {
     pub name: String,
     /// The first three octets of the nodes' network; node N has the address `SUBNET.(10 + N)`.
     pub subnet: String,
+    /// Whether nodes speak IPv6, and it alone, with each other; see [`Settings::address`].
+    pub ipv6: bool,
     /// Directory with everything about the running lab. `down` removes it.
     pub state: PathBuf,
     /// Directory with what was built. Kept.
     pub cache: PathBuf,
 }
+
+/// Number of the machine itself on the nodes' network.
+pub const GATEWAY: u16 = 1;
 
 /// Longest name: with `-v99` behind it, it must fit into the 15 bytes of an interface name.
 const LONGEST_NAME: usize = 11;
@@ -103,21 +108,47 @@ impl Settings {
         Ok(Self {
             name,
             subnet,
+            ipv6: false,
             state,
             cache: absolute("SELFHOST_LAB_CACHE", cache)?,
         })
     }
 
-    /// Address of node `number`, which counts from 1.
+    /// Address of node `number`, which counts from 1, by which it announces itself.
     #[must_use]
     pub fn address(&self, number: u8) -> String {
-        format!("{}.{}", self.subnet, 10 + u16::from(number))
+        self.address_in(self.ipv6, 10 + u16::from(number))
+    }
+
+    /// As [`Settings::address`], as it stands in front of a port.
+    #[must_use]
+    pub fn host(&self, number: u8) -> String {
+        let address = self.address(number);
+        if self.ipv6 { format!("[{address}]") } else { address }
+    }
+
+    /// Addresses of one number on the nodes' network, with the length of their network: nodes have one of each kind.
+    #[must_use]
+    pub fn interface(&self, host: u16) -> [String; 2] {
+        [
+            format!("{}/24", self.address_in(false, host)),
+            format!("{}/64", self.address_in(true, host)),
+        ]
+    }
+
+    fn address_in(&self, ipv6: bool, host: u16) -> String {
+        if ipv6 {
+            // unique local addresses (RFC 4193), with the three numbers of the IPv4 network in them
+            format!("fd00:{}::{host}", self.subnet.replace('.', ":"))
+        } else {
+            format!("{}.{host}", self.subnet)
+        }
     }
 
     /// Address of the machine itself on the nodes' network.
     #[must_use]
     pub fn gateway(&self) -> String {
-        format!("{}.1", self.subnet)
+        self.address_in(false, GATEWAY)
     }
 
     /// Kubeconfig of the administrator, who has all rights by RBAC (not through `system:masters`).
@@ -149,6 +180,14 @@ mod tests {
         let all = [Purpose::Prompt, Purpose::Tests, Purpose::Demo, Purpose::Benchmark]
             .map(|purpose| Settings::from_lookup(purpose, &home).unwrap());
         assert_eq!(all[0].address(1), "10.78.0.11");
+        let ipv6 = Settings {
+            ipv6: true,
+            ..all[0].clone()
+        };
+        assert_eq!(
+            (ipv6.address(1).as_str(), ipv6.host(2).as_str()),
+            ("fd00:10:78:0::11", "[fd00:10:78:0::12]")
+        );
         for (index, one) in all.iter().enumerate() {
             for other in &all[index + 1..] {
                 assert_ne!(one.name, other.name);

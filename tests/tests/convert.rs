@@ -38,7 +38,11 @@ fn looking_changes_nothing(cluster: &Cluster, before: &Image) {
         "there is something to do"
     );
     let json: Value = serde_json::from_str(&cluster.must(&["plan", "-o", "json"]).stdout).unwrap();
-    assert_eq!(json["nodes"][0]["plan"]["components"].as_array().map(Vec::len), Some(3), "{json:#}");
+    assert_eq!(
+        json["nodes"][0]["plan"]["components"].as_array().map(Vec::len),
+        Some(3),
+        "{json:#}"
+    );
 
     let client = cluster.must(&["convert", "--dry-run=client", "-o", "yaml"]).stdout;
     assert_eq!(client.matches("kind: DaemonSet").count(), 3, "{client}");

@@ -14,6 +14,7 @@ mod convert;
 mod demo;
 mod image;
 mod interrupted;
+mod kinds_of_clusters;
 mod lab;
 mod rolls;
 mod running;

@@ -47,7 +47,10 @@ impl Workstation {
     }
 
     fn start(&self, args: &[&str]) -> Running {
-        Running::spawn(self.lab.selfhost_from_here_command(binary(), &[args, &["-o", "json"]].concat()))
+        Running::spawn(
+            self.lab
+                .selfhost_from_here_command(binary(), &[args, &["-o", "json"]].concat()),
+        )
     }
 
     fn status(&self) -> Value {
@@ -70,7 +73,11 @@ impl Workstation {
                 let components = node["components"].as_array().unwrap();
                 components.iter().map(|component| {
                     let state = component["state"].as_str().unwrap();
-                    format!("{}/{}={state}", node["node"].as_str().unwrap(), component["component"].as_str().unwrap())
+                    format!(
+                        "{}/{}={state}",
+                        node["node"].as_str().unwrap(),
+                        component["component"].as_str().unwrap()
+                    )
                 })
             })
             .collect()
@@ -91,8 +98,18 @@ impl Workstation {
         let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
         self.assert_states(|_| "static", &nodes);
         self.assert_no_helper();
-        let left = self.kubectl(&["get", "daemonsets,secrets,leases,pods", "-n", "kube-system", "-o", "name"]);
-        let left: Vec<&str> = left.lines().filter(|line| line.contains("selfhost") || line.contains("self-hosted")).collect();
+        let left = self.kubectl(&[
+            "get",
+            "daemonsets,secrets,leases,pods",
+            "-n",
+            "kube-system",
+            "-o",
+            "name",
+        ]);
+        let left: Vec<&str> = left
+            .lines()
+            .filter(|line| line.contains("selfhost") || line.contains("self-hosted"))
+            .collect();
         assert_eq!(left, [""; 0]);
         assert!(!self.kubectl(&["get", "nodes", "-o", "yaml"]).contains("selfhost"));
         for number in 1..=self.lab.nodes() {
@@ -106,7 +123,16 @@ impl Workstation {
     }
 
     fn assert_no_helper(&self) {
-        let helpers = self.kubectl(&["get", "pods", "-n", "kube-system", "-l", "component=selfhost-helper", "-o", "name"]);
+        let helpers = self.kubectl(&[
+            "get",
+            "pods",
+            "-n",
+            "kube-system",
+            "-l",
+            "component=selfhost-helper",
+            "-o",
+            "name",
+        ]);
         assert_eq!(helpers, "");
     }
 
@@ -132,7 +158,12 @@ impl Workstation {
         let endpoints = endpoints.stop().unwrap().endpointslices;
         say(&format!(
             "{what}: {:.0} s, {} of {} new connections failed, slowest {:.2} s; an address missing for {:.2} s, all for {:.2} s",
-            probe.seconds, probe.failed, probe.requests, probe.slowest_s, endpoints.fewer_longest_s, endpoints.empty_longest_s
+            probe.seconds,
+            probe.failed,
+            probe.requests,
+            probe.slowest_s,
+            endpoints.fewer_longest_s,
+            endpoints.empty_longest_s
         ));
         let mut wrong = Vec::new();
         if probe.failed > 0 || probe.requests < 100 {
@@ -150,7 +181,11 @@ impl Workstation {
                 load.http1.max_failed_per_connection
             ));
             let few = load.http2.requests < 50 || load.http1.requests < 50;
-            if few || load.http2.failed > 0 || load.http1.max_failed_per_connection > 1 || load.http1.failed_unconnected > 0 {
+            if few
+                || load.http2.failed > 0
+                || load.http1.max_failed_per_connection > 1
+                || load.http1.failed_unconnected > 0
+            {
                 wrong.push(format!("node {}: {load:#?}", number + 1));
             }
         }
@@ -206,19 +241,40 @@ fn what_forbids_it(workstation: &Workstation) {
         }
         workstation.assert_no_trace();
     };
-    refused(&["--helper-image", "example.invalid/none:1"], &["example.invalid/none:1", "--helper-image", "Node node"]);
+    refused(
+        &["--helper-image", "example.invalid/none:1"],
+        &["example.invalid/none:1", "--helper-image", "Node node"],
+    );
     refused(&["--nodes", "node9"], &["node9", "node1, node2, node3"]);
     let dynamic = "/bin/sh";
-    refused(&["--node-binary", dynamic], &["--node-binary", dynamic, "dynamically linked"]);
+    refused(
+        &["--node-binary", dynamic],
+        &["--node-binary", dynamic, "dynamically linked"],
+    );
 
     // a node whose manifest says something else
-    let path = workstation.lab.file(2, format!("{MANIFESTS}/kube-scheduler.yaml")).unwrap();
+    let path = workstation
+        .lab
+        .file(2, format!("{MANIFESTS}/kube-scheduler.yaml"))
+        .unwrap();
     let original = fs::read_to_string(&path).unwrap();
-    fs::write(&path, original.replace("    - --leader-elect=true\n", "    - --leader-elect=true\n    - --v=3\n")).unwrap();
+    fs::write(
+        &path,
+        original.replace(
+            "    - --leader-elect=true\n",
+            "    - --leader-elect=true\n    - --v=3\n",
+        ),
+    )
+    .unwrap();
     thread::sleep(Duration::from_secs(5));
     workstation.lab.wait_ready(Duration::from_secs(120)).unwrap();
-    refused(&[], &["DaemonSet self-hosted-kube-scheduler", "node2", "--v=3", "--per-node"]);
-    let rendered = workstation.must(&["convert", "--per-node", "--dry-run=server", "-o", "yaml"]).stdout;
+    refused(
+        &[],
+        &["DaemonSet self-hosted-kube-scheduler", "node2", "--v=3", "--per-node"],
+    );
+    let rendered = workstation
+        .must(&["convert", "--per-node", "--dry-run=server", "-o", "yaml"])
+        .stdout;
     assert_eq!(rendered.matches("kind: DaemonSet").count(), 9, "{rendered}");
     fs::write(&path, original).unwrap();
     thread::sleep(Duration::from_secs(5));
@@ -229,14 +285,19 @@ fn one_node_and_no_more(workstation: &Workstation) {
     workstation.must(&["convert", "--yes", "--nodes", "node2"]);
     workstation.assert_states(|node| if node == "node2" { "self-hosted" } else { "static" }, &NODES);
     let again = workstation.must(&["convert", "--yes", "--nodes", "node2"]);
-    assert!(flat(&again).contains("Node node2 is self-hosted already: nothing to do"), "{again:?}");
+    assert!(
+        flat(&again).contains("Node node2 is self-hosted already: nothing to do"),
+        "{again:?}"
+    );
 }
 
 /// Two run at once: one wins. The winner is killed on its way, and another one carries on.
 fn all_nodes(workstation: &Workstation) {
     workstation.beside("convert", || {
         let winner = workstation.start(&["convert", "--yes"]);
-        let begun = |event: &Value| event["event"] == "step" && event["task"].as_str().is_some_and(|task| task.ends_with("/node"));
+        let begun = |event: &Value| {
+            event["event"] == "step" && event["task"].as_str().is_some_and(|task| task.ends_with("/node"))
+        };
         loop {
             match winner.event_within(DEADLINE) {
                 Ok(Some(event)) if begun(&event) => break,
@@ -246,20 +307,37 @@ fn all_nodes(workstation: &Workstation) {
         }
         let loser = workstation.selfhost(&["convert", "--yes"]);
         let text = flat(&loser);
-        assert!(!loser.success() && text.contains("another run") && text.contains("process "), "{text}");
+        assert!(
+            !loser.success() && text.contains("another run") && text.contains("process "),
+            "{text}"
+        );
         winner.kill();
         let begin = Instant::now();
         let output = workstation.must(&["convert", "--yes", "-v1"]);
-        say(&format!("the rest in {:.1} s; {}", begin.elapsed().as_secs_f64(), output.stderr.lines().last().unwrap_or_default()));
-        assert!(output.stderr.contains("requests to the API server"), "{}", output.stderr);
+        say(&format!(
+            "the rest in {:.1} s; {}",
+            begin.elapsed().as_secs_f64(),
+            output.stderr.lines().last().unwrap_or_default()
+        ));
+        assert!(
+            output.stderr.contains("requests to the API server"),
+            "{}",
+            output.stderr
+        );
     });
     workstation.assert_states(|_| "self-hosted", &NODES);
     workstation.assert_no_helper();
 }
 
 fn somebody_writes_a_manifest(workstation: &Workstation) {
-    let path = workstation.lab.file(3, format!("{MANIFESTS}/kube-scheduler.yaml")).unwrap();
-    let saved = workstation.lab.file(3, "/var/lib/selfhost/kube-scheduler/original.manifest").unwrap();
+    let path = workstation
+        .lab
+        .file(3, format!("{MANIFESTS}/kube-scheduler.yaml"))
+        .unwrap();
+    let saved = workstation
+        .lab
+        .file(3, "/var/lib/selfhost/kube-scheduler/original.manifest")
+        .unwrap();
     fs::copy(&saved, &path).unwrap();
     let begin = Instant::now();
     loop {
@@ -272,7 +350,10 @@ fn somebody_writes_a_manifest(workstation: &Workstation) {
         thread::sleep(Duration::from_millis(500));
     }
     let text = flat(&workstation.must(&["status"]));
-    assert!(text.contains("node3: kube-scheduler: somebody wrote /etc/kubernetes/manifests/kube-scheduler.yaml at "), "{text}");
+    assert!(
+        text.contains("node3: kube-scheduler: somebody wrote /etc/kubernetes/manifests/kube-scheduler.yaml at "),
+        "{text}"
+    );
     assert!(path.exists(), "no fight");
     fs::remove_file(&path).unwrap();
 }

@@ -43,8 +43,12 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn up() -> Self {
+        Self::with(&Options::default())
+    }
+
+    pub(crate) fn with(options: &Options) -> Self {
         let binary = binary();
-        let lab = Lab::up(1, &Options::default()).unwrap();
+        let lab = Lab::up(1, options).unwrap();
         lab.install_selfhost(1, binary).unwrap();
         Self { lab }
     }

@@ -2,8 +2,8 @@
 
 use super::node::component;
 use super::reach::{ReachArgs, tell_calls};
-use crate::convert::{ConvertOptions, ModeChoice, convert, make_plan, refused};
 use crate::cluster_plan::ClusterPlan;
+use crate::convert::{ConvertOptions, ModeChoice, convert, make_plan, refused};
 use crate::feature_gates::FeatureGates;
 use crate::fleet::Fleet;
 use crate::mutators::Mode;

@@ -1,8 +1,8 @@
 //! `kubectl selfhost node`: hidden, as people do not run it; Pods do.
 
+use crate::certs_in_secrets;
 use crate::install::{self, NodeBinary};
 use crate::local_node::{self, LocalNode};
-use crate::certs_in_secrets;
 use crate::names::Component;
 use crate::node::await_port::{self, AwaitPort, describe, hold};
 use crate::node::guard::{self, GuardOptions};
@@ -227,7 +227,10 @@ pub async fn run(command: NodeCommand, printer: &Printer) -> Result<()> {
         }
         NodeCommand::ReadFiles(args) => {
             let found = |path: &String| (path.clone(), certs_in_secrets::read_local(path));
-            print_json(&args.paths.iter().map(found).collect::<certs_in_secrets::NodeFiles>(), printer)
+            print_json(
+                &args.paths.iter().map(found).collect::<certs_in_secrets::NodeFiles>(),
+                printer,
+            )
         }
         NodeCommand::Survey => print_json(&survey::survey(&this_node()?)?, printer),
         NodeCommand::Install(args) => {

@@ -1,16 +1,16 @@
 //! `kubectl selfhost revert` and `status`.
 
 use super::reach::{ReachArgs, tell_calls};
+use crate::cluster::ControlPlane;
 use crate::fleet::{Fleet, connect};
 use crate::observe::{Observation, observe_cluster};
+use crate::patience::may_pass;
 use crate::revert::{RevertOptions, revert};
 use crate::status::{ClusterStatus, add_log_lines, cluster_remarks, cluster_status, table};
 use clap::Args;
 use shared::kube_client::KubeFlags;
 use shared::output::{DryRunFlags, OutputFlags};
 use shared::prompt::YesFlags;
-use crate::cluster::ControlPlane;
-use crate::patience::may_pass;
 use shared::{Error, Printer, Result};
 use std::time::Duration;
 
@@ -101,12 +101,19 @@ async fn look(control_plane: &ControlPlane, nodes: &[String]) -> Result<ClusterS
     let all = observe_cluster(control_plane).await?;
     let known: Vec<&str> = all.iter().map(|seen| seen.node.name.as_str()).collect();
     if let Some(unknown) = nodes.iter().find(|name| !known.contains(&name.as_str())) {
-        return Err(Error::usage(format!("--nodes: no control-plane node is named {unknown}"))
-            .because(format!("the nodes with Pods of the control plane are: {}", known.join(", "))));
+        return Err(
+            Error::usage(format!("--nodes: no control-plane node is named {unknown}")).because(format!(
+                "the nodes with Pods of the control plane are: {}",
+                known.join(", ")
+            )),
+        );
     }
     if all.is_empty() {
-        return Err(Error::refused(format!("no control plane was found in the cluster at {}", control_plane.cluster.server))
-            .because("no Pod in kube-system carries the label component=kube-apiserver, as kubeadm's do"));
+        return Err(Error::refused(format!(
+            "no control plane was found in the cluster at {}",
+            control_plane.cluster.server
+        ))
+        .because("no Pod in kube-system carries the label component=kube-apiserver, as kubeadm's do"));
     }
     let asked = |seen: &&Observation| nodes.is_empty() || nodes.contains(&seen.node.name);
     let observations: Vec<&Observation> = all.iter().filter(asked).collect();

@@ -38,10 +38,16 @@ impl ControlPlane {
         let object = object(pod)?;
         let made = self
             .cluster
-            .call("create the helper Pod in kube-system", pods.create(&PostParams::default(), &object))
+            .call(
+                "create the helper Pod in kube-system",
+                pods.create(&PostParams::default(), &object),
+            )
             .await?;
         let name = made.metadata.name.unwrap_or_default();
-        self.helpers.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone());
+        self.helpers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(name.clone());
         Ok(name)
     }
 
@@ -52,7 +58,11 @@ impl ControlPlane {
     pub async fn delete_helper(&self, name: &str) -> Result<()> {
         let at_once = DeleteParams::default().grace_period(0);
         let pods = self.namespaced::<Pod>();
-        absent(self.cluster.call(&format!("delete Pod {name}"), pods.delete(name, &at_once)).await)?;
+        absent(
+            self.cluster
+                .call(&format!("delete Pod {name}"), pods.delete(name, &at_once))
+                .await,
+        )?;
         self.helpers.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
         Ok(())
     }
@@ -97,7 +107,10 @@ impl ControlPlane {
             .max_stdout_buf_size(PIPE)
             .max_stderr_buf_size(PIPE);
         let pods = self.namespaced::<Pod>();
-        let mut attached = self.cluster.call(&what, pods.exec(pod, command.to_vec(), &parameters)).await?;
+        let mut attached = self
+            .cluster
+            .call(&what, pods.exec(pod, command.to_vec(), &parameters))
+            .await?;
         let status = attached.take_status();
         let (stdin, stdout, stderr) = (attached.stdin(), attached.stdout(), attached.stderr());
         let write = async {

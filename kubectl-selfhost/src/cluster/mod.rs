@@ -14,8 +14,8 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams, Preconditions,
-    PropagationPolicy,
+    Api, ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams,
+    Preconditions, PropagationPolicy,
 };
 use serde_json::{Value, json};
 use shared::kube_client::Cluster;
@@ -88,7 +88,11 @@ impl ControlPlane {
     /// As the API says.
     pub async fn nodes(&self) -> Result<Vec<Node>> {
         let all = ListParams::default();
-        Ok(self.cluster.call("list Nodes", self.all::<Node>().list(&all)).await?.items)
+        Ok(self
+            .cluster
+            .call("list Nodes", self.all::<Node>().list(&all))
+            .await?
+            .items)
     }
 
     /// UID of the namespace kube-system: it names the cluster.
@@ -348,7 +352,10 @@ impl ControlPlane {
         let name = lease.metadata.name.clone().unwrap_or_default();
         let api = self.namespaced::<Lease>();
         self.cluster
-            .call(&format!("create Lease {name}"), api.create(&PostParams::default(), lease))
+            .call(
+                &format!("create Lease {name}"),
+                api.create(&PostParams::default(), lease),
+            )
             .await?;
         Ok(())
     }
@@ -367,7 +374,12 @@ impl ControlPlane {
             ..DeleteParams::default()
         };
         let api = self.namespaced::<Lease>();
-        absent(self.cluster.call(&format!("delete Lease {name}"), api.delete(&name, &parameters)).await).map(drop)
+        absent(
+            self.cluster
+                .call(&format!("delete Lease {name}"), api.delete(&name, &parameters))
+                .await,
+        )
+        .map(drop)
     }
 
     /// Writes a Lease that was read before; a change in between is an error (409).
@@ -412,6 +424,43 @@ impl ControlPlane {
         )
     }
 
+    /// Makes the EndpointSlice `default/kubernetes`.
+    ///
+    /// # Errors
+    /// As the API says; that it is there already is a conflict.
+    pub async fn create_own_endpoint_slice(&self, slice: &EndpointSlice) -> Result<()> {
+        let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), "default");
+        self.cluster
+            .call(
+                "create EndpointSlice default/kubernetes",
+                slices.create(&PostParams::default(), slice),
+            )
+            .await?;
+        Ok(())
+    }
+
+    /// Removes the EndpointSlice `default/kubernetes` as it was read before.
+    ///
+    /// # Errors
+    /// As the API says; a change in between is a conflict.
+    pub async fn delete_own_endpoint_slice(&self, slice: &EndpointSlice) -> Result<()> {
+        let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), "default");
+        let parameters = DeleteParams {
+            preconditions: Some(Preconditions {
+                resource_version: slice.metadata.resource_version.clone(),
+                uid: slice.metadata.uid.clone(),
+            }),
+            ..DeleteParams::default()
+        };
+        let request = slices.delete("kubernetes", &parameters);
+        absent(
+            self.cluster
+                .call("delete EndpointSlice default/kubernetes", request)
+                .await,
+        )
+        .map(drop)
+    }
+
     /// Writes the addresses in an EndpointSlice that was read before.
     ///
     /// # Errors
@@ -419,7 +468,8 @@ impl ControlPlane {
     pub async fn write_own_endpoint_slice(&self, slice: &EndpointSlice) -> Result<()> {
         let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), "default");
         let version = &slice.metadata.resource_version;
-        let patch = json!({"metadata": {"resourceVersion": version}, "endpoints": slice.endpoints, "ports": slice.ports});
+        let patch =
+            json!({"metadata": {"resourceVersion": version}, "endpoints": slice.endpoints, "ports": slice.ports});
         self.cluster
             .call(
                 "write EndpointSlice default/kubernetes",

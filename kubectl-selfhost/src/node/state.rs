@@ -208,6 +208,10 @@ impl Default for Memory {
     }
 }
 
+/// Mode of the directory of notes: the apiserver may run as any user. Nobody else on the node gets there, as the directory
+/// above is root's alone.
+pub const NOTES_MODE: u32 = 0o1777;
+
 /// Where the files of one component lie on the node.
 #[derive(Clone, Debug)]
 pub struct ComponentFiles {

@@ -17,6 +17,8 @@ type node struct {
 	// Files is the directory that holds the node's own version of each directory in Private.
 	Files   string   `json:"files"`
 	Private []string `json:"private"`
+	// PrivateFiles are single files of which the node has its own version.
+	PrivateFiles []string `json:"private_files"`
 	// Shared are those of Private that pass mounts on to the containers and back.
 	Shared []string `json:"shared"`
 	// Hidden are directories of the machine that are empty inside the node.
@@ -95,6 +97,11 @@ func setUp(n node) error {
 		}
 		if err := syscall.Mount(from, dir, "", syscall.MS_BIND, ""); err != nil {
 			return fmt.Errorf("mount the node's own %s: %w", dir, err)
+		}
+	}
+	for _, file := range n.PrivateFiles {
+		if err := syscall.Mount(filepath.Join(n.Files, file), file, "", syscall.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mount the node's own %s: %w", file, err)
 		}
 	}
 	for _, dir := range n.Shared {

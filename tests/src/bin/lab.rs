@@ -93,6 +93,9 @@ struct Up {
     /// A file that all nodes have before kubeadm runs, such as ./policy.yaml=/etc/kubernetes/policy.yaml
     #[arg(long, value_name = "FILE=PATH")]
     file: Vec<String>,
+    /// Nodes, Pods and Services have IPv6 addresses, and no others
+    #[arg(long)]
+    ipv6: bool,
 }
 
 fn main() -> ExitCode {
@@ -182,6 +185,7 @@ fn options(up: &Up) -> Result<Options> {
     let read = |path: &PathBuf| fs::read_to_string(path).what(|| format!("read {}", path.display()));
     let mut options = Options {
         port: up.port,
+        ipv6: up.ipv6,
         ..Options::default()
     };
     if let Some(path) = &up.cluster_configuration {

@@ -10,7 +10,7 @@ use crate::node::net_table::NetTable;
 use crate::node::ports;
 use crate::node::probe::{self, Probe};
 use crate::node::process::{ComponentProcess, Found, Processes};
-use crate::node::state::{ComponentFiles, Desired, ForeignManifest, Memory, Original, Verdict};
+use crate::node::state::{ComponentFiles, Desired, ForeignManifest, Memory, NOTES_MODE, Original, Verdict};
 use crate::node::steering::Steering;
 use crate::node::variants::{self, Endpoint};
 use std::collections::{HashMap, HashSet};
@@ -75,7 +75,7 @@ impl ComponentWorld {
         let files = ComponentFiles::below(state, component);
         files::make_directory(files.directory(), 0o700)?;
         files::make_directory(&files.run(), 0o755)?;
-        files::make_directory(&files.notes(), 0o755)?;
+        files::make_directory(&files.notes(), NOTES_MODE)?;
         let memory = read_json(&files.memory())?.unwrap_or_default();
         let mut world = Self {
             component,
