@@ -1,22 +1,39 @@
-//! The command tree. In this version it parses and explains; none of the commands does its work yet, and each says so.
+//! The command tree: what can be typed, and what it means.
 
-use std::{path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use shared::{
     Error, Printer, Result,
     kube_client::{KubeFlags, parse_timeout},
-    output::{DryRunFlags, OutputFlags},
+    output::{DryRun, DryRunFlags, OutputFlags, OutputFormat},
     printer::ConsoleFlags,
     prompt::YesFlags,
 };
 
-/// Join this cluster to Open Cluster Management hubs, and fail over between them
+use crate::{
+    accept::{AcceptOptions, accept},
+    connection::connect_spoke,
+    deploy::{self, DeployOptions},
+    join::{JoinOptions, join},
+    leave::{LeaveOptions, leave},
+    log::{Log, LogFormat},
+    names,
+    options::FailoverAgentOptions,
+    outcome::Failure,
+    registration::Stage,
+    run::{RunOptions, run},
+    status::status,
+    validate::validate,
+};
+
+/// Join this cluster to an Open Cluster Management hub and keep it joined
 ///
-/// The cluster of the current kubeconfig context (the spoke) is registered with one or several hubs. Its identity and its
-/// lease are kept alive, and when the active hub is lost the next one takes over.
+/// The cluster of the current kubeconfig context (the spoke) is registered with a hub. Its identity and its lease are
+/// kept alive.
 ///
-/// No command does its work in this version yet: each one says so and changes nothing.
+/// Exit codes: 0 done, 1 failed or refused, 2 wrong command line or file, 3 denied by the hub's administrator, 4 timed
+/// out, 5 hub or spoke unreachable, 6 not authorised, 7 the name is another cluster's, 130 interrupted.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-klusterlet",
@@ -24,7 +41,7 @@ use shared::{
     display_name = "kubectl klusterlet",
     version
 )]
-pub(crate) struct Cli {
+pub struct Cli {
     #[command(flatten)]
     console: ConsoleFlags,
     #[command(flatten)]
@@ -37,68 +54,38 @@ pub(crate) struct Cli {
 enum Command {
     /// Join the current context's cluster to a hub, and stay as its agent
     ///
-    /// Shows spoke and hub, creates the ManagedCluster and the certificate request, waits for the approval and says who
-    /// has to give it, stores the credentials for the hub, then stays as the agent.
+    /// Shows spoke and hub, checks permissions, creates the ManagedCluster and the certificate request, says who has to
+    /// approve it and how, stores the credentials for the hub, then stays as the agent. Run again, it goes on where it was.
     #[command(after_help = "Examples:\n  \
         kubectl klusterlet join --bootstrap-kubeconfig hub.kubeconfig --cluster-name edge-7\n  \
-        kubectl klusterlet join --bootstrap-kubeconfig hub-a --bootstrap-kubeconfig hub-b --wait=available --detach\n  \
-        kubectl klusterlet join --bootstrap-kubeconfig hub.kubeconfig --dry-run")]
+        kubectl klusterlet join --bootstrap-kubeconfig hub.kubeconfig --cluster-name edge-7 --wait=joined --detach --yes\n  \
+        kubectl klusterlet join --bootstrap-kubeconfig hub.kubeconfig --cluster-name edge-7 --dry-run")]
     Join(JoinArguments),
     /// Run the agent alone, for a Pod or a service unit
     ///
-    /// Asks nothing, logs as JSON, serves /healthz and /metrics.
-    Run(AgentFlags),
+    /// Asks nothing, logs JSON lines on stderr, serves /healthz, /readyz and /metrics.
+    Run(RunArguments),
     /// Check options, files, both APIs and permissions, and write nothing
-    Validate(AgentFlags),
-    /// Show identity, certificate, lease, conditions, and which hub is active
+    Validate(ValidateArguments),
+    /// Show identity, certificate, lease, conditions, and the hub
     Status(StatusArguments),
-    /// Move to another hub as planned: it accepts first, the old lease is kept until then
+    /// Move to another hub as planned (not implemented yet)
     #[command(after_help = "Example:\n  kubectl klusterlet switch --to hub-b")]
     Switch(SwitchArguments),
     /// Approve a cluster's certificate request and accept it, with a context of the hub
-    #[command(after_help = "Example:\n  kubectl klusterlet --context hub accept edge-7")]
+    #[command(after_help = "Example:\n  kubectl klusterlet --context hub accept edge-7 --wait=joined")]
     Accept(AcceptArguments),
     /// Take the spoke out of its hub and clean up
     Leave(LeaveArguments),
+    /// Print what runs the agent as a Pod of the spoke, with the least rights
+    #[command(
+        after_help = "Example:\n  kubectl klusterlet deploy --image REGISTRY/klusterlet:TAG --cluster-name edge-7 | kubectl apply -f -"
+    )]
+    Deploy(DeployArguments),
 }
 
-/// What the agent is told, the same for all commands that run or check it.
-#[derive(Debug, clap::Args)]
-struct AgentFlags {
-    /// Name of the cluster on the hub, instead of a random one
-    #[arg(long, value_name = "NAME")]
-    cluster_name: Option<String>,
-    /// Name of this agent, instead of a random one
-    #[arg(long, value_name = "NAME")]
-    agent_name: Option<String>,
-    /// Kubeconfig that may register with a hub; in the order of preference (can be repeated)
-    #[arg(long, value_name = "FILE")]
-    bootstrap_kubeconfig: Vec<PathBuf>,
-    /// Secret that holds the credentials for the hub
-    #[arg(long, value_name = "NAME", default_value = "hub-kubeconfig-secret")]
-    hub_kubeconfig_secret: String,
-    /// Directory that the credentials for the hub are copied to
-    #[arg(long, value_name = "DIRECTORY", default_value = "/spoke/hub-kubeconfig")]
-    hub_kubeconfig_dir: PathBuf,
-    /// Namespace of the agent and of its Secrets on the spoke
-    #[arg(long, value_name = "NAME", default_value = "open-cluster-management-agent")]
-    component_namespace: String,
-    /// Address at which the hub's users reach the spoke's API server (can be repeated)
-    #[arg(long, value_name = "URL")]
-    spoke_external_server_urls: Vec<String>,
-    /// Time between two checks of the spoke's health
-    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_timeout)]
-    cluster_healthcheck_period: Duration,
-    /// How many of the spoke's own claims are sent at most
-    #[arg(long, value_name = "COUNT", default_value_t = 20)]
-    max_custom_cluster_claims: u32,
-    /// File with a FailoverConfig (failover.open-cluster-management.io/v1alpha1) that lists further hubs
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-}
-
-/// How far `join` waits.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+/// How far to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum WaitFor {
     /// The hub's administrator has accepted the cluster
     Accepted,
@@ -108,32 +95,101 @@ enum WaitFor {
     Available,
 }
 
-#[derive(Debug, clap::Args)]
+impl From<WaitFor> for Stage {
+    fn from(wait: WaitFor) -> Self {
+        match wait {
+            WaitFor::Accepted => Self::Accepted,
+            WaitFor::Joined => Self::Joined,
+            WaitFor::Available => Self::Available,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
 struct JoinArguments {
     #[command(flatten)]
-    agent: AgentFlags,
+    agent: FailoverAgentOptions,
     /// How far to wait
     #[arg(long, value_enum, value_name = "STATE", default_value = "available")]
     wait: WaitFor,
     /// Stop after that, instead of staying as the agent
     #[arg(long)]
     detach: bool,
+    /// How long to wait; 0 is no limit
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_timeout)]
+    timeout: Duration,
+    /// Take the name although it seems to be another cluster's
+    #[arg(long)]
+    force: bool,
+    /// Register a hub with itself
+    #[arg(long)]
+    allow_same_cluster: bool,
     #[command(flatten)]
     dry_run: DryRunFlags,
     #[command(flatten)]
     yes: YesFlags,
 }
 
-#[derive(Debug, clap::Args)]
-struct StatusArguments {
+#[derive(Debug, Args)]
+struct RunArguments {
+    #[command(flatten)]
+    agent: FailoverAgentOptions,
+    /// Address of /healthz, /readyz and /metrics; "none" serves none
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8080")]
+    listen: String,
+    /// Form of the log lines
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "json")]
+    log_format: LogForm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogForm {
+    /// One object a line
+    Json,
+    /// For people
+    Text,
+}
+
+#[derive(Debug, Args)]
+struct ValidateArguments {
+    #[command(flatten)]
+    agent: FailoverAgentOptions,
+}
+
+/// Where the agent keeps its things.
+#[derive(Debug, Args)]
+struct PlaceFlags {
     /// Namespace of the agent and of its Secrets on the spoke
-    #[arg(long, value_name = "NAME", default_value = "open-cluster-management-agent")]
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     component_namespace: String,
+    /// Secret that holds the credentials for the hub
+    #[arg(long, value_name = "NAME", default_value = names::HUB_KUBECONFIG_SECRET)]
+    hub_kubeconfig_secret: String,
+    /// Directory that the credentials for the hub are copied to
+    #[arg(long, value_name = "DIRECTORY", default_value = names::HUB_KUBECONFIG_DIR)]
+    hub_kubeconfig_dir: PathBuf,
+}
+
+impl PlaceFlags {
+    fn options(&self) -> FailoverAgentOptions {
+        FailoverAgentOptions {
+            component_namespace: self.component_namespace.clone(),
+            hub_kubeconfig_secret: self.hub_kubeconfig_secret.clone(),
+            hub_kubeconfig_dir: self.hub_kubeconfig_dir.clone(),
+            ..FailoverAgentOptions::new()
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+struct StatusArguments {
+    #[command(flatten)]
+    place: PlaceFlags,
     #[command(flatten)]
     output: OutputFlags,
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Args)]
 struct SwitchArguments {
     /// Name of the hub to move to
     #[arg(long, value_name = "HUB")]
@@ -142,48 +198,167 @@ struct SwitchArguments {
     yes: YesFlags,
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Args)]
 struct AcceptArguments {
     /// Name of the cluster on the hub
-    cluster: String,
+    #[arg(value_name = "CLUSTER")]
+    managed_cluster: String,
+    /// User whose requests may be approved, beside those of registration accounts (can be repeated)
+    #[arg(long, value_name = "USER")]
+    requester: Vec<String>,
+    /// Wait until the cluster is so far
+    #[arg(long, value_enum, value_name = "STATE", num_args = 0..=1, require_equals = true, default_missing_value = "available")]
+    wait: Option<WaitFor>,
+    /// How long to wait; 0 is no limit
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_timeout)]
+    timeout: Duration,
+    #[command(flatten)]
+    dry_run: DryRunFlags,
     #[command(flatten)]
     yes: YesFlags,
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Args)]
 struct LeaveArguments {
-    /// Namespace of the agent and of its Secrets on the spoke
-    #[arg(long, value_name = "NAME", default_value = "open-cluster-management-agent")]
-    component_namespace: String,
+    #[command(flatten)]
+    place: PlaceFlags,
+    /// Leave although work of the hub is still on the spoke, and keep it there
+    #[arg(long)]
+    keep_works: bool,
     #[command(flatten)]
     yes: YesFlags,
+}
+
+#[derive(Debug, Args)]
+struct DeployArguments {
+    #[command(flatten)]
+    agent: FailoverAgentOptions,
+    /// Image that has the static executable at /kubectl-klusterlet
+    #[arg(long, value_name = "IMAGE")]
+    image: String,
+    /// Secret, with the key kubeconfig, that holds the bootstrap kubeconfig
+    #[arg(long, value_name = "NAME", default_value = "bootstrap-hub-kubeconfig")]
+    bootstrap_secret: String,
+    /// Output format; only yaml is there
+    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value = "yaml")]
+    output: DeployFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DeployFormat {
+    /// YAML
+    Yaml,
+}
+
+/// `--dry-run=server` would write requests that a signer might see.
+fn only_client(dry_run: DryRun) -> Result<bool> {
+    match dry_run {
+        DryRun::None => Ok(false),
+        DryRun::Client => Ok(true),
+        DryRun::Server => Err(Error::usage("--dry-run=server is not supported here")
+            .hint("use --dry-run=client: it reads both APIs and writes nothing")),
+    }
 }
 
 impl Cli {
     /// The printer that the flags ask for.
-    pub(crate) fn printer(&self) -> Printer {
+    #[must_use]
+    pub fn printer(&self) -> Printer {
         Printer::new(self.console.color)
     }
 
     /// Runs the command.
     ///
     /// # Errors
-    /// Always, in this version.
-    pub(crate) fn run(&self) -> Result<()> {
-        let (command, will) = match self.command {
-            Command::Join(_) => ("join", "register this cluster with a hub and stay as its agent"),
-            Command::Run(_) => ("run", "run the agent without a terminal"),
-            Command::Validate(_) => ("validate", "check options, files, both APIs and permissions"),
-            Command::Status(_) => ("status", "show identity, certificate, lease, conditions and hubs"),
-            Command::Switch(_) => ("switch", "move to another hub, and back if it does not accept"),
-            Command::Accept(_) => ("accept", "approve a cluster's certificate request and accept it"),
-            Command::Leave(_) => ("leave", "take this cluster out of its hub and clean up"),
-        };
-        Err(
-            Error::new(format!("kubectl klusterlet {command} is not implemented yet"))
-                .because(format!("a later version will {will}; nothing was read or changed")),
-        )
+    /// With an exit code.
+    pub async fn run(self, printer: &Printer) -> Result<(), Failure> {
+        let kube = self.kube;
+        match self.command {
+            Command::Join(arguments) => {
+                let how = JoinOptions {
+                    wait: arguments.wait.into(),
+                    detach: arguments.detach,
+                    timeout: arguments.timeout,
+                    dry_run: only_client(arguments.dry_run.dry_run)?,
+                    yes: arguments.yes.yes,
+                    force: arguments.force,
+                    allow_same_cluster: arguments.allow_same_cluster,
+                };
+                join(arguments.agent, &kube, &how, printer).await
+            }
+            Command::Run(arguments) => {
+                let how = RunOptions {
+                    listen: listen(&arguments.listen)?,
+                };
+                let format = match arguments.log_format {
+                    LogForm::Json => LogFormat::Json,
+                    LogForm::Text => LogFormat::Text,
+                };
+                Ok(run(arguments.agent, &kube, &how, Log::new(printer.clone(), format)).await?)
+            }
+            Command::Validate(arguments) => validate(arguments.agent, &kube, printer).await,
+            Command::Status(arguments) => {
+                let format = arguments.output.output;
+                let format = if format == OutputFormat::Wide {
+                    OutputFormat::Table
+                } else {
+                    format
+                };
+                status(
+                    &arguments.place.options(),
+                    connect_spoke(&kube)?.cluster,
+                    format,
+                    printer,
+                )
+                .await
+            }
+            Command::Switch(arguments) => {
+                let _ = arguments.yes;
+                let error = Error::new("kubectl klusterlet switch is not implemented yet").because(format!(
+                    "this version joins one hub; nothing was read or changed, and hub {} not looked at",
+                    arguments.to
+                ));
+                Err(error.into())
+            }
+            Command::Accept(arguments) => {
+                let how = AcceptOptions {
+                    cluster: arguments.managed_cluster,
+                    requesters: arguments.requester,
+                    wait: arguments.wait.map(Into::into),
+                    timeout: arguments.timeout,
+                    yes: arguments.yes.yes,
+                    dry_run: only_client(arguments.dry_run.dry_run)?,
+                };
+                accept(&connect_spoke(&kube)?.cluster, &how, printer).await
+            }
+            Command::Leave(arguments) => {
+                let how = LeaveOptions {
+                    yes: arguments.yes.yes,
+                    keep_works: arguments.keep_works,
+                };
+                leave(&arguments.place.options(), connect_spoke(&kube)?.cluster, &how, printer).await
+            }
+            Command::Deploy(arguments) => {
+                let DeployFormat::Yaml = arguments.output;
+                let how = DeployOptions {
+                    image: arguments.image,
+                    bootstrap_secret: arguments.bootstrap_secret,
+                };
+                Ok(printer.data(&deploy::manifest(&arguments.agent, &how)?)?)
+            }
+        }
     }
+}
+
+fn listen(text: &str) -> Result<Option<SocketAddr>> {
+    if text == "none" {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|error| {
+        Error::usage(format!("--listen {text:?} is no address"))
+            .because(error)
+            .hint("write it as 127.0.0.1:8080, or none")
+    })
 }
 
 #[cfg(test)]
@@ -195,5 +370,12 @@ mod tests {
     #[test]
     fn the_command_tree_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_address_may_be_none() {
+        assert_eq!(listen("none").unwrap(), None);
+        assert!(listen("127.0.0.1:0").unwrap().is_some());
+        assert!(listen("8080").is_err());
     }
 }

@@ -3,29 +3,8 @@
 
 use std::process::{Command, Output};
 
-const COMMANDS: [(&str, &[&str]); 7] = [
-    (
-        "join",
-        &[
-            "join",
-            "--bootstrap-kubeconfig",
-            "a",
-            "--bootstrap-kubeconfig",
-            "b",
-            "--wait=joined",
-            "--detach",
-            "--dry-run",
-        ],
-    ),
-    (
-        "run",
-        &["run", "--cluster-name", "a", "--cluster-healthcheck-period", "30s"],
-    ),
-    ("validate", &["validate", "--config", "failover.yaml"]),
-    ("status", &["status", "-o", "json"]),
-    ("switch", &["switch", "--to", "hub-b"]),
-    ("accept", &["--context", "hub", "accept", "edge-7"]),
-    ("leave", &["leave", "--yes"]),
+const COMMANDS: [&str; 8] = [
+    "join", "run", "validate", "status", "switch", "accept", "leave", "deploy",
 ];
 
 /// Runs it without any environment, so that nothing of the machine shows in what it prints.
@@ -48,7 +27,7 @@ fn shown(arguments: &[&str]) -> String {
 #[test]
 fn help_of_all_commands() {
     let mut text = shown(&["--help"]);
-    for (command, _) in COMMANDS {
+    for command in COMMANDS {
         text.push_str(&format!("\n======== {command} -h\n\n{}", shown(&[command, "-h"])));
     }
     insta::assert_snapshot!("help", text);
@@ -63,19 +42,51 @@ fn version_is_that_of_the_package() {
 }
 
 #[test]
-fn each_command_says_that_it_is_not_there_yet() {
-    for (command, arguments) in COMMANDS {
+fn what_is_not_there_yet_says_so() {
+    let output = run(&["switch", "--to", "hub-b"]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(output.stdout.is_empty());
+    assert!(
+        stderr.starts_with("error: kubectl klusterlet switch is not implemented yet\n  because: "),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn commands_without_a_cluster_name_what_is_missing_and_exit_with_2() {
+    for (arguments, expected) in [
+        (&["status"][..], "no kubeconfig was found"),
+        (&["leave", "--yes"], "no kubeconfig was found"),
+        (&["accept", "edge-7"], "no kubeconfig was found"),
+        (&["join"], "no kubeconfig was found"),
+        (&["run", "--listen=8080"], "--listen"),
+        (
+            &["join", "--dry-run=server", "--server=https://127.0.0.1:1"],
+            "--dry-run=server",
+        ),
+        (
+            &["join", "--server=https://127.0.0.1:1"],
+            "bootstrap-kubeconfig is required",
+        ),
+        (&["deploy", "--image=a"], "cluster name is empty"),
+    ] {
         let output = run(arguments);
         let stderr = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{command}: {stderr}");
-        assert!(output.stdout.is_empty());
-        assert!(
-            stderr.starts_with(&format!(
-                "error: kubectl klusterlet {command} is not implemented yet\n  because: "
-            )),
-            "{stderr}"
-        );
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
     }
+}
+
+#[test]
+fn a_spoke_that_does_not_answer_has_its_own_exit_code() {
+    let output = run(&["status", "--server=https://127.0.0.1:1"]);
+    assert_eq!(
+        output.status.code(),
+        Some(5),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 #[test]
@@ -87,6 +98,7 @@ fn wrong_command_lines_exit_with_2_and_help_along() {
         &["join", "--wait=never"],
         &["run", "--cluster-healthcheck-period", "soon"],
         &["status", "-o", "xml"],
+        &["run", "--max-custom-cluster-claims", "many"],
         &[],
     ] {
         let output = run(arguments);

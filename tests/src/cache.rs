@@ -67,6 +67,15 @@ pub struct Built {
     pub version: String,
 }
 
+/// Where the parts of a hub of Open Cluster Management are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BuiltHub {
+    /// Its `registration`: the hub's controller, and the agent to compare with.
+    pub registration: PathBuf,
+    /// Its resource definitions and rules, as they are shipped.
+    pub manifests: PathBuf,
+}
+
 /// A Go module of the lab: directory name, packages to build, and whether Kubernetes' version is linked in.
 struct Module {
     name: &'static str,
@@ -91,6 +100,71 @@ const MODULES: [Module; 3] = [
         versioned: false,
     },
 ];
+
+const HUB: Module = Module {
+    name: "ocm",
+    packages: &["tool"],
+    versioned: false,
+};
+
+/// Directories of Open Cluster Management's modules whose files a hub and a spoke are set up with.
+const HUB_FILES: [(&str, &str); 8] = [
+    ("api", "cluster/v1"),
+    ("api", "cluster/v1beta2"),
+    ("api", "work/v1"),
+    ("api", "addon/v1alpha1"),
+    ("ocm", "manifests/cluster-manager/hub/registration"),
+    ("ocm", "deploy/cluster-manager/chart/cluster-manager/templates"),
+    ("ocm", "manifests/klusterlet/managed"),
+    ("ocm", "manifests/klusterlet/management"),
+];
+
+/// Builds what a hub needs beside Kubernetes, with progress on standard error. It takes 10 minutes the first time.
+///
+/// # Errors
+/// Something is missing on the machine, or the build fails.
+pub fn ensure_hub(settings: &Settings) -> Result<BuiltHub> {
+    let directory = sources().join(HUB.name);
+    let (go, go_version) = packages::require_go(std::slice::from_ref(&directory))?;
+    let mut hash = Sha256::new();
+    hash.update(&go_version);
+    hash.update(format!("{HUB_FILES:?}"));
+    hash_directory(&directory, &directory, &mut hash)?;
+    let place = settings.cache.join(format!("{}-{}", HUB.name, short(&hash.finalize())));
+    make(&place, &|to| {
+        compile(&go, &HUB, &directory, "", to)?;
+        copy_hub_files(&go, &directory, to)
+    })?;
+    Ok(BuiltHub {
+        registration: place.join("registration"),
+        manifests: place,
+    })
+}
+
+fn copy_hub_files(go: &Path, directory: &Path, to: &Path) -> Result<()> {
+    for (module, path) in HUB_FILES {
+        let what = format!("copy {path} of open-cluster-management.io/{module}");
+        let mut list = Command::new(go);
+        list.current_dir(directory)
+            .env("GOWORK", "off")
+            .args(["list", "-m", "-f", "{{.Dir}}"]);
+        list.arg(format!("open-cluster-management.io/{module}"));
+        let root = command::run(&mut list, &what, Duration::from_secs(60))?
+            .checked(&what)?
+            .stdout;
+        let target = to.join(path);
+        fs::create_dir_all(&target).what(|| what.clone())?;
+        for entry in fs::read_dir(Path::new(root.trim()).join(path)).what(|| what.clone())? {
+            let file = entry.what(|| what.clone())?.path();
+            if file.extension().is_some_and(|extension| extension == "yaml") {
+                // Modules are read-only; the copy is not.
+                let text = fs::read(&file).what(|| what.clone())?;
+                fs::write(target.join(file.file_name().unwrap_or_default()), text).what(|| what.clone())?;
+            }
+        }
+    }
+    Ok(())
+}
 
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("lab")

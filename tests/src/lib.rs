@@ -10,6 +10,7 @@
 //! * [`meters`] measure what clients of the API notice.
 //! * [`operate`] does to a cluster what an operator does, and [`operate::beside`] measures meanwhile.
 //! * [`demo`] and [`bench`] are `cargo demo` and `cargo bench-lab`.
+//! * [`hub`] is a hub of Open Cluster Management, or its spoke, as plain processes.
 //! * [`static_binary`] builds the plugin the way it lies on nodes.
 
 pub mod bench;
@@ -18,6 +19,7 @@ pub mod command;
 mod creation;
 pub mod demo;
 pub mod error;
+pub mod hub;
 pub mod interrupt;
 pub mod kubeadm;
 pub mod lab;

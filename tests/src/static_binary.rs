@@ -25,12 +25,21 @@ pub fn workspace() -> PathBuf {
 /// # Errors
 /// It does not build, or the file asks for a dynamic linker.
 pub fn build_static() -> Result<PathBuf> {
+    build_static_of("kubectl-selfhost")
+}
+
+/// The same for any of the plugins.
+///
+/// # Errors
+/// As [`build_static`].
+pub fn build_static_of(package: &str) -> Result<PathBuf> {
     let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let target =
         env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), |dir| workspace().join(dir));
     // A directory of its own: other flags for the compiler would make cargo build everything anew each time.
     let target = target.join("static");
-    let what = "build a static kubectl-selfhost";
+    let what = format!("build a static {package}");
+    let what = what.as_str();
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .current_dir(workspace())
@@ -39,7 +48,7 @@ pub fn build_static() -> Result<PathBuf> {
             "--release",
             "--quiet",
             "--package",
-            "kubectl-selfhost",
+            package,
             "--target",
             &triple,
         ])
@@ -50,7 +59,7 @@ pub fn build_static() -> Result<PathBuf> {
         say("building the plugin statically linked and optimised: some minutes the first time");
     }
     command::run(&mut cargo, what, Duration::from_secs(1800))?.checked(what)?;
-    let binary = target.join(triple).join("release/kubectl-selfhost");
+    let binary = target.join(triple).join("release").join(package);
     match interpreter(&binary)? {
         None => Ok(binary),
         Some(linker) => Err(Error::new(what, format!("{} asks for the dynamic linker {linker}", binary.display()))

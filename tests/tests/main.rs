@@ -15,6 +15,7 @@ mod demo;
 mod image;
 mod interrupted;
 mod kinds_of_clusters;
+mod klusterlet;
 mod lab;
 mod rolls;
 mod running;

@@ -60,6 +60,7 @@ enum Source {
     Variable(Vec<PathBuf>),
     Home(PathBuf),
     Fallback(PathBuf),
+    Named(String),
     Nothing,
 }
 
@@ -71,6 +72,7 @@ impl Source {
                 let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
                 format!("$KUBECONFIG ({})", paths.join(", "))
             }
+            Self::Named(name) => name.clone(),
             Self::Nothing => "the flags (no kubeconfig was found)".to_owned(),
         }
     }
@@ -85,6 +87,52 @@ pub fn resolve(flags: &KubeFlags, defaults: &Defaults, environment: &Environment
     let (source, kubeconfig) = read(flags, defaults, environment)?;
     let chosen = choose(flags, &source, &kubeconfig)?;
     settings(flags, defaults, environment, &source, chosen)
+}
+
+impl Settings {
+    /// The settings of a kubeconfig that is no file; `name` is what messages call it.
+    ///
+    /// # Errors
+    /// As [`resolve`].
+    pub fn of_kubeconfig(
+        name: &str,
+        kubeconfig: &Kubeconfig,
+        flags: &KubeFlags,
+        defaults: &Defaults,
+        environment: &Environment,
+    ) -> Result<Self> {
+        let source = Source::Named(name.to_owned());
+        let chosen = choose(flags, &source, kubeconfig)?;
+        settings(flags, defaults, environment, &source, chosen)
+    }
+
+    /// The cluster that this process is a Pod of, as its ServiceAccount. The token is read again when it is renewed.
+    ///
+    /// # Errors
+    /// It is no Pod, or its files cannot be read.
+    pub fn in_cluster(defaults: &Defaults, request_timeout: Duration) -> Result<Self> {
+        let mut config = kube::Config::incluster().map_err(|error| {
+            Error::from_std(&error)
+                .with_kind(crate::error::Kind::Usage)
+                .context("the Pod's own cluster cannot be used")
+        })?;
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        config.default_retry = false;
+        user_agent(&mut config, defaults);
+        Ok(Self {
+            config,
+            context: None,
+            request_timeout,
+        })
+    }
+}
+
+fn user_agent(config: &mut kube::Config, defaults: &Defaults) {
+    if let Ok(value) = HeaderValue::from_str(&defaults.user_agent)
+        && !value.is_empty()
+    {
+        config.headers.push((USER_AGENT, value));
+    }
 }
 
 /// Which files, in kubectl's order. A file of `$KUBECONFIG` that is not there is skipped, as client-go does.
@@ -376,11 +424,7 @@ fn settings(
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // Retries have to be seen: callers do them, with a deadline and a word on the bar.
     config.default_retry = false;
-    if let Ok(value) = HeaderValue::from_str(&defaults.user_agent)
-        && !value.is_empty()
-    {
-        config.headers.push((USER_AGENT, value));
-    }
+    user_agent(&mut config, defaults);
     Ok(Settings {
         config,
         context,

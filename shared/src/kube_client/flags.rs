@@ -135,6 +135,19 @@ pub fn parse_timeout(text: &str) -> Result<Duration> {
     }
 }
 
+/// Reads a duration in Go's notation (`1m30s`, `500ms`, `0`); 0 is no time at all.
+///
+/// # Errors
+/// When it is none, or negative.
+pub fn parse_duration(text: &str) -> Result<Duration> {
+    let duration = if text == "0" {
+        Some(Duration::ZERO)
+    } else {
+        go_duration(text)
+    };
+    duration.ok_or_else(|| Error::usage(format!("{text:?} is not a duration")).hint("write 10s, 2m or 1m30s"))
+}
+
 fn go_duration(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest.is_empty() {

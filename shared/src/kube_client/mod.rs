@@ -19,7 +19,7 @@ use std::{
 
 pub use config::{Environment, Settings, resolve};
 pub use explain::{cause, explain, is_already_exists, is_conflict, is_not_found, is_retryable};
-pub use flags::{KubeFlags, parse_timeout};
+pub use flags::{KubeFlags, parse_duration, parse_timeout};
 pub use proxy::{ProxyVariables, proxy_for};
 
 use crate::{Error, Result, error::Cause, wait::short};

@@ -2,7 +2,7 @@
 
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use tests::{
     Result,
     demo::{self, narrator::Narrator},
@@ -23,9 +23,20 @@ use tests::{
   NO_COLOR                  no colours"
 )]
 struct Cli {
-    /// A statically linked kubectl-selfhost, instead of building it
+    /// What to show
+    #[arg(value_enum, default_value = "selfhost")]
+    plugin: Plugin,
+    /// The plugin, statically linked, instead of building it
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Plugin {
+    /// A control plane moves into DaemonSets and back
+    Selfhost,
+    /// A spoke joins a hub of Open Cluster Management; takes one or two minutes
+    Klusterlet,
 }
 
 fn main() -> ExitCode {
@@ -42,6 +53,14 @@ fn main() -> ExitCode {
 }
 
 fn show(cli: Cli, narrator: Narrator) -> Result<bool> {
+    if cli.plugin == Plugin::Klusterlet {
+        demo::klusterlet::run(cli.binary, narrator)?;
+        narrator.say(&format!(
+            "All in {} s; nothing is left of hub and spoke.",
+            narrator.seconds()
+        ));
+        return Ok(true);
+    }
     let (table, wrong) = demo::run(Settings::from_env(Purpose::Demo)?, cli.binary, narrator)?;
     let mut out = std::io::stdout();
     let _ = writeln!(out, "\n{table}");

@@ -1,6 +1,7 @@
 //! `cargo demo`: a real control plane is converted, rolled, broken, mended and reverted, and then edited the old way, while
 //! an ordinary user's requests are counted.
 
+pub mod klusterlet;
 pub mod narrator;
 pub mod phase;
 
