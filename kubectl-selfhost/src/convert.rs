@@ -414,7 +414,9 @@ async fn run(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Resul
         .any(|node| node.plan.components.iter().any(|plan| plan.rolls));
     let may_go_on = rolls || !planned.plan.all_refusals().is_empty();
     if !may_go_on && !planned.nodes.is_empty() && planned.nodes.iter().all(|node| node.is_done(options)) {
-        keep_secrets(&planned).await?;
+        if options.dry_run == DryRun::None {
+            keep_secrets(&planned).await?;
+        }
         let reporter = reporter(printer, options.output);
         for node in &planned.nodes {
             reporter.note(&format!(

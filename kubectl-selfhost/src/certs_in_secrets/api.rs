@@ -268,7 +268,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn daemon_set(strategy: &str, status: Value) -> DaemonSet {
+    fn daemon_set(strategy: &str, status: &Value) -> DaemonSet {
         serde_json::from_value(json!({
             "metadata": {"generation": 2},
             "spec": {"selector": {}, "template": {}, "updateStrategy": {"type": strategy}},
@@ -290,15 +290,15 @@ mod tests {
             (status(2, 2, 2), 3, false),
             (status(2, 2, 2), 2, true),
         ] {
-            let found = rolled(&daemon_set("RollingUpdate", status.clone()), pods);
+            let found = rolled(&daemon_set("RollingUpdate", &status), pods);
             assert_eq!(found == Poll::Ready(true), expected, "{status} {pods}: {found:?}");
         }
-        assert_eq!(rolled(&daemon_set("OnDelete", status(1, 0, 2)), 2), Poll::Ready(false));
+        assert_eq!(rolled(&daemon_set("OnDelete", &status(1, 0, 2)), 2), Poll::Ready(false));
     }
 
     #[test]
     fn the_secrets_in_use_are_those_of_projected_volumes() {
-        let mut daemon_set = daemon_set("RollingUpdate", json!(null));
+        let mut daemon_set = daemon_set("RollingUpdate", &json!(null));
         daemon_set.spec.template.spec = serde_json::from_value(json!({"containers": [], "volumes": [
             {"name": "a", "projected": {"sources": [{"secret": {"name": "one"}}, {"configMap": {"name": "no"}}]}},
             {"name": "b", "hostPath": {"path": "/x"}},
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn the_checksum_is_read_from_the_template() {
-        let mut daemon_set = daemon_set("RollingUpdate", json!(null));
+        let mut daemon_set = daemon_set("RollingUpdate", &json!(null));
         assert_eq!(certificates_of(&daemon_set), None);
         let annotations = json!({"annotations": {(super::super::CERTIFICATES_SHA256_ANNOTATION): "abc"}});
         daemon_set.spec.template.metadata = serde_json::from_value(annotations).unwrap();

@@ -157,7 +157,7 @@ impl Work<'_> {
             (Some(store), _) => {
                 self.error(
                     named,
-                    format!(
+                    &format!(
                         "names {}, which lies in the trust store {store} of the node, and that stays on the node",
                         named.path
                     ),
@@ -175,7 +175,7 @@ impl Work<'_> {
             }
             Some(Found::File(content)) if content.is_empty() => "is empty".to_owned(),
             Some(Found::File(content)) => {
-                self.follow(&named.path, content.clone());
+                self.follow(&named.path, content);
                 self.result.entries.insert(
                     named.path.clone(),
                     Entry {
@@ -194,14 +194,14 @@ impl Work<'_> {
         };
         self.error(
             named,
-            format!("names {}, and {host_path} {what}", named.path),
+            &format!("names {}, and {host_path} {what}", named.path),
             "put the file there, or remove what names it; with --manifests, files are looked for on this machine",
         );
     }
 
     /// What a kubeconfig names. Its paths are relative to its own directory (k8s.io/client-go `tools/clientcmd`).
-    fn follow(&mut self, path: &str, content: Content) {
-        let Some(value) = document(&content) else { return };
+    fn follow(&mut self, path: &str, content: &Content) {
+        let Some(value) = document(content) else { return };
         if string_at(&value, &["kind"]) != Some("Config") {
             return;
         }
@@ -246,7 +246,7 @@ impl Work<'_> {
         match named.kind {
             Kind::Output => self.error(
                 named,
-                format!(
+                &format!(
                     "names {}, but {place} becomes a Secret's, which cannot be written",
                     named.path
                 ),
@@ -254,7 +254,7 @@ impl Work<'_> {
             ),
             Kind::Encryption => self.error(
                 named,
-                format!(
+                &format!(
                     "names {}, but {place} becomes a Secret's, and the key to the Secrets must not be kept in one",
                     named.path
                 ),
@@ -320,7 +320,7 @@ impl Work<'_> {
         if !is_plain(&named.path) {
             self.error(
                 named,
-                format!("names {:?}, which is no plain absolute path", named.path),
+                &format!("names {:?}, which is no plain absolute path", named.path),
                 "write the absolute path of the file, without variables and without ..",
             );
             return None;
@@ -334,7 +334,7 @@ impl Work<'_> {
             None => {
                 self.error(
                     named,
-                    format!("names {}, which no volume of the container holds", named.path),
+                    &format!("names {}, which no volume of the container holds", named.path),
                     "mount it from the node, or remove what names it",
                 );
                 None
@@ -342,7 +342,7 @@ impl Work<'_> {
         }
     }
 
-    fn error(&mut self, named: &Named, what: String, remedy: &str) {
+    fn error(&mut self, named: &Named, what: &str, remedy: &str) {
         let error = FieldError::new(named.field.clone(), format!("{} {what}", named.by), remedy);
         if !self.result.errors.contains(&error) {
             self.result.errors.push(error);
