@@ -79,7 +79,13 @@ struct Guard {
 /// Most nodes: their addresses follow each other, and memory ends before.
 const MOST_NODES: u8 = 9;
 
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Waits until nobody else in this process runs a cluster or a hub, and keeps others waiting: what clients notice is counted
+/// on a machine with nothing else to do.
+pub fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    // one that failed has taken its cluster down
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Lab {
     /// A fresh cluster of `nodes` control-plane nodes for tests. Only one exists at a time: others wait for it, in this
@@ -97,7 +103,7 @@ impl Lab {
     /// As [`Lab::up`].
     pub fn guarded(settings: Settings, nodes: u8, options: &Options) -> Result<Self> {
         packages::require_root("start a lab")?;
-        let process = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = one_at_a_time();
         let lock = settings.state.with_extension("lock");
         let what = || format!("lock {}", lock.display());
         fs::create_dir_all(lock.parent().unwrap_or(&lock)).what(what)?;

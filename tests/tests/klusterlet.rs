@@ -53,9 +53,8 @@ impl Pair {
     }
 
     fn with(options: &ApiOptions) -> Self {
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let one_at_a_time = tests::lab::one_at_a_time();
         binary();
-        let one_at_a_time = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let parts = Parts::ensure(Purpose::Tests).unwrap();
         let mut hub = Api::up(&parts, "hub", options).unwrap();
         let bootstrap = hub.become_hub().unwrap();

@@ -14,7 +14,7 @@ use tests::{
 
 use crate::{
     running::Running,
-    support::{COMPONENTS, MANIFESTS, binary, flat, say},
+    support::{COMPONENTS, MANIFESTS, binary, built_alone, flat, say},
 };
 
 const DEADLINE: Duration = Duration::from_secs(480);
@@ -198,6 +198,7 @@ impl Workstation {
 
 #[test]
 fn three_nodes_are_converted_and_reverted_from_a_workstation() {
+    built_alone();
     let mut workstation = Workstation {
         lab: Lab::up(3, &Options::default()).unwrap(),
     };

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 pub(crate) use tests::cache::say;
 use tests::{
     Lab, Options,
+    lab::one_at_a_time,
     command::{Output, wait_for},
     operate::{
         Operator,
@@ -36,6 +37,12 @@ pub(crate) fn binary() -> &'static Path {
     })
 }
 
+/// The plugin, built while nothing is measured.
+pub(crate) fn built_alone() -> &'static Path {
+    let _alone = one_at_a_time();
+    binary()
+}
+
 /// A cluster of one node.
 pub(crate) struct Cluster {
     pub(crate) lab: Lab,
@@ -47,7 +54,7 @@ impl Cluster {
     }
 
     pub(crate) fn with(options: &Options) -> Self {
-        let binary = binary();
+        let binary = built_alone();
         let lab = Lab::up(1, options).unwrap();
         lab.install_selfhost(1, binary).unwrap();
         Self { lab }

@@ -14,7 +14,7 @@ use kubectl_selfhost::plan::{Gap, PlanOptions, offline_plan};
 use kubectl_selfhost::render::{daemon_sets_yaml, render_text};
 use serde_json::Value;
 
-use crate::support::{KUBEADM, context, file, kubeadm, options};
+use crate::support::{KUBEADM, OTHERS, context, file, kubeadm, options};
 
 #[test]
 fn daemon_sets() {
@@ -31,6 +31,35 @@ fn daemon_sets() {
             .filter_map(|component| component.daemon_set.clone())
             .collect();
         assert_eq!(read, planned);
+    }
+}
+
+/// What is particular about each of them is carried over word for word, and what is beside them is left alone.
+#[test]
+fn other_control_planes() {
+    let kept: [&[&str]; 5] = [
+        &["--etcd-servers=https://192.0.2.21:2379,https://192.0.2.22:2379,https://192.0.2.23:2379"],
+        &[
+            "--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112",
+            "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
+        ],
+        &["--oidc-required-claim=a=b", "--oidc-required-claim=c=d", "path: /etc/kubernetes/oidc"],
+        &["--cloud-config=/etc/kubernetes/cloud/cloud.conf", "path: /etc/kubernetes/cloud"],
+        &["--client-ca-file=/etc/kubernetes/pki/ca.crt"],
+    ];
+    for (variant, kept) in OTHERS.into_iter().zip(kept) {
+        let plan = offline_plan(&kubeadm(variant), &options()).unwrap();
+        assert_eq!(plan.refusals, [], "{variant}");
+        let yaml = daemon_sets_yaml(&plan).unwrap();
+        for words in kept {
+            assert!(yaml.contains(words), "{variant}: {words}");
+        }
+        insta::assert_snapshot!(format!("daemon-sets-{variant}"), yaml);
+        let beside: &[&str] = if variant.ends_with("kube-vip") { &["kube-vip.yaml"] } else { &[] };
+        assert_eq!(plan.untouched, beside, "{variant}");
+        if variant.contains("external-ca") {
+            assert!(!yaml.contains("ca.key"), "no key that is not there is asked for");
+        }
     }
 }
 

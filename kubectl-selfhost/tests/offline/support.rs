@@ -11,6 +11,14 @@ use tempfile::TempDir;
 
 /// Versions and variants of what kubeadm writes.
 pub(crate) const KUBEADM: [&str; 3] = ["v1.33", "v1.36", "v1.36-audit-encryption"];
+/// Other ways to configure a control plane, as kubeadm 1.36 writes them; kube-vip lies beside one of them.
+pub(crate) const OTHERS: [&str; 5] = [
+    "v1.36-external-etcd",
+    "v1.36-dual-stack",
+    "v1.36-oidc",
+    "v1.36-cloud-config",
+    "v1.36-external-ca-kube-vip",
+];
 /// Stands for the name of a build.
 pub(crate) const BUILD: &str = "0123456789ab";
 
