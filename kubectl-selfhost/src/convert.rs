@@ -107,6 +107,7 @@ pub struct Planned {
 /// When a node or the API cannot be looked at. What forbids a conversion is in the plan, not an error.
 pub async fn make_plan(mut fleet: Fleet, options: &ConvertOptions, looking: impl Fn(&str)) -> Result<Planned> {
     settle(&mut fleet, &options.components, &looking).await?;
+    let observed = jiff::Timestamp::now();
     let control_plane = fleet.control_plane.clone();
     let burdens = burdens(&fleet).await?;
     let names = fleet.selected().iter().map(|seen| seen.node.name.clone()).collect();
@@ -201,6 +202,7 @@ pub async fn make_plan(mut fleet: Fleet, options: &ConvertOptions, looking: impl
                 survey,
                 &planned.snapshot,
                 &node.plan,
+                observed,
             )
             .await?;
             let refusals = preflight::refusals(&facts);

@@ -36,7 +36,7 @@ pub struct Facts<'a> {
     pub remembered: BTreeMap<Component, Original>,
     /// Why ports cannot be shared and steered there, from a trial.
     pub steering_refused: Option<String>,
-    /// The time now.
+    /// When the API was looked at: helpers that go to the nodes take their time after that.
     pub now: Timestamp,
 }
 
@@ -173,6 +173,7 @@ pub async fn gather<'a>(
     survey: &Survey,
     snapshot: &'a Snapshot,
     plan: &'a Plan,
+    now: Timestamp,
 ) -> Result<Facts<'a>> {
     let pods = control_plane.pods_on(&observation.node.name).await?;
     Ok(Facts {
@@ -184,7 +185,7 @@ pub async fn gather<'a>(
         not_executable: survey.not_executable.clone(),
         remembered: survey.remembered.clone(),
         steering_refused: survey.steering_refused.clone(),
-        now: Timestamp::now(),
+        now,
     })
 }
 
