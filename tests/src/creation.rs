@@ -26,6 +26,8 @@ impl Lab {
         let admin = self.file(1, "/etc/kubernetes/admin.conf")?;
         fs::copy(&admin, self.settings.admin_kubeconfig()).what(|| format!("copy {}", admin.display()))?;
         for number in 2..=self.nodes {
+            // etcd takes no further member before the last one has started
+            self.wait_ready_of(number - 1, Duration::from_secs(180))?;
             self.join_node(number, &secrets)?;
         }
         let _ = self.secrets.set(secrets);
@@ -115,8 +117,13 @@ impl Lab {
     /// # Errors
     /// The deadline has passed, counted for each of the two.
     pub fn wait_ready(&self, deadline: Duration) -> Result<()> {
+        self.wait_ready_of(self.nodes, deadline)
+    }
+
+    /// As [`Lab::wait_ready`], while only so many nodes are there.
+    fn wait_ready_of(&self, nodes: u8, deadline: Duration) -> Result<()> {
         let every = Duration::from_millis(500);
-        let nodes = usize::from(self.nodes);
+        let nodes = usize::from(nodes);
         wait_for("all Nodes to be Ready", deadline, every, || {
             let template = r#"{range .items[*]}{range .status.conditions[?(@.type=="Ready")]}{.status} {end}{end}"#;
             let o = self.kubectl(&["get", "nodes", "-o", &format!("jsonpath={template}")])?;
