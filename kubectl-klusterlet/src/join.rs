@@ -51,14 +51,22 @@ pub struct JoinOptions {
     pub allow_same_cluster: bool,
 }
 
-/// The stages in their order: name, title.
-const STAGES: [(&str, &str); 6] = [
-    ("registered", "ManagedCluster is there"),
-    ("approved", "certificate request is approved"),
-    ("certificate", "certificate is stored"),
-    ("accepted", "hub accepts the cluster"),
-    ("joined", "agent has joined"),
-    ("available", "hub sees the cluster as available"),
+/// The stages in their order: name, what it is, and what is true once it is reached.
+const STAGES: [(&str, &str, &str); 6] = [
+    ("registered", "the ManagedCluster on the hub", "ManagedCluster is there"),
+    (
+        "approved",
+        "approval of the certificate request",
+        "certificate request is approved",
+    ),
+    ("certificate", "certificate for the hub", "certificate is stored"),
+    ("accepted", "acceptance by the hub", "hub accepts the cluster"),
+    ("joined", "first report of the agent", "agent has joined"),
+    (
+        "available",
+        "availability as the hub sees it",
+        "hub sees the cluster as available",
+    ),
 ];
 
 /// Joins.
@@ -332,26 +340,26 @@ async fn watch(context: &Context, how: &JoinOptions, reporter: &dyn Reporter) ->
     let mut snapshots = context.state.snapshot.subscribe();
     let stages = STAGES.get(..wanted).unwrap_or(&STAGES);
     let mut done = vec![false; stages.len()];
-    for (stage, title) in stages {
+    for (stage, title, _) in stages {
         reporter.begin(stage, title, 1);
     }
     let wait = async {
         loop {
             let snapshot = snapshots.borrow_and_update().clone();
             let reached = reached(&snapshot);
-            for (index, (stage, title)) in stages.iter().enumerate() {
+            for (index, (stage, _, fact)) in stages.iter().enumerate() {
                 if done[index] {
                     continue;
                 }
                 if reached[index] {
                     done[index] = true;
-                    reporter.step(stage, title);
+                    reporter.step(stage, fact);
                     reporter.finish(stage, Outcome::Done, "");
                 }
             }
             // Only the first that is open can be acted upon.
             if let Some(index) = done.iter().position(|done| !done)
-                && let Some((stage, _)) = stages.get(index)
+                && let Some((stage, _, _)) = stages.get(index)
                 && let Some(text) = waits_for(index, &snapshot, name)
             {
                 reporter.waiting(stage, &text);
@@ -380,7 +388,7 @@ async fn watch(context: &Context, how: &JoinOptions, reporter: &dyn Reporter) ->
         .take(wanted)
         .position(|reached| !reached)
         .unwrap_or(0);
-    for (index, (stage, _)) in stages.iter().enumerate() {
+    for (index, (stage, _, _)) in stages.iter().enumerate() {
         if !reached(&snapshot)[index] {
             let outcome = if index == open {
                 Outcome::Failed
@@ -406,8 +414,8 @@ fn failed(trouble: &Trouble, name: &str) -> Failure {
 }
 
 fn timed_out(how: &JoinOptions, snapshot: &Snapshot, open: usize, name: &str) -> Failure {
-    let title = STAGES.get(open).map_or("", |(_, title)| title);
-    let mut error = Error::new(format!("gave up after {}: {title} was not reached", short(how.timeout)));
+    let fact = STAGES.get(open).map_or("", |(_, _, fact)| fact);
+    let mut error = Error::new(format!("gave up after {} waiting until {fact}", short(how.timeout)));
     let trouble = snapshot.trouble.as_ref().or(snapshot.cluster_trouble.as_ref());
     let code = match trouble {
         Some(trouble) => {

@@ -31,7 +31,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const ACCOUNT: &str = "agent-registration-bootstrap";
 
 /// The plugin under test: built from this checkout, or the file named by `KLUSTERLET_TEST_BINARY`.
-fn binary() -> &'static Path {
+pub(crate) fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| match std::env::var_os("KLUSTERLET_TEST_BINARY") {
         Some(path) => path.into(),
@@ -700,6 +700,7 @@ fn a_denial_is_told_with_its_reason_and_a_running_agent_does_not_ask_again() {
 fn a_certificate_is_rotated_and_a_restart_goes_on_with_the_open_request() {
     let pair = Pair::with(&ApiOptions {
         signing_duration: "2m".into(),
+        ..ApiOptions::default()
     });
     let mut agent = pair.run("rotates");
     let request = pair.wait_for_request("rotates");

@@ -16,6 +16,7 @@ mod image;
 mod interrupted;
 mod kinds_of_clusters;
 mod klusterlet;
+mod klusterlet_deploy;
 mod lab;
 mod rolls;
 mod running;

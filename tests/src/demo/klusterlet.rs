@@ -56,6 +56,7 @@ pub fn run(binary: Option<PathBuf>, narrator: Narrator) -> Result<()> {
     );
     let options = ApiOptions {
         signing_duration: LIFE.into(),
+        ..ApiOptions::default()
     };
     let mut hub = narrator.during("starting the hub", || Api::up(&parts, "hub", &options))?;
     let bootstrap = narrator.during("making it a hub", || hub.become_hub())?;

@@ -45,12 +45,15 @@ const BOOTSTRAP_ACCOUNT: &str = "agent-registration-bootstrap";
 pub struct ApiOptions {
     /// Life of the client certificates that it signs, in Go's notation.
     pub signing_duration: String,
+    /// Address of this machine to listen on; else a loopback address of its own.
+    pub address: Option<IpAddr>,
 }
 
 impl Default for ApiOptions {
     fn default() -> Self {
         Self {
             signing_duration: "8760h".into(),
+            address: None,
         }
     }
 }
@@ -121,7 +124,8 @@ impl Api {
             .chain(std::process::id().to_le_bytes())
             .fold(5381u32, |hash, byte| hash.wrapping_mul(33) ^ u32::from(byte));
         let [a, b, ..] = hash.to_le_bytes();
-        let address = IpAddr::V4(Ipv4Addr::new(127, 79, a, b % 250 + 1));
+        let own = IpAddr::V4(Ipv4Addr::new(127, 79, a, b % 250 + 1));
+        let address = options.address.unwrap_or(own);
         let serving = Authority::new(&directory, "serving-ca")?;
         let mut api = Self {
             name: name.to_owned(),
