@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        MutexGuard, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     thread,

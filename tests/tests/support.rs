@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 pub(crate) use tests::cache::say;
 use tests::{
     Lab, Options,
-    lab::one_at_a_time,
     command::{Output, wait_for},
+    lab::one_at_a_time,
     operate::{
         Operator,
         beside::{Beside, Noticed},

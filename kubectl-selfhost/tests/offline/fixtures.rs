@@ -43,8 +43,15 @@ fn other_control_planes() {
             "--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112",
             "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
         ],
-        &["--oidc-required-claim=a=b", "--oidc-required-claim=c=d", "path: /etc/kubernetes/oidc"],
-        &["--cloud-config=/etc/kubernetes/cloud/cloud.conf", "path: /etc/kubernetes/cloud"],
+        &[
+            "--oidc-required-claim=a=b",
+            "--oidc-required-claim=c=d",
+            "path: /etc/kubernetes/oidc",
+        ],
+        &[
+            "--cloud-config=/etc/kubernetes/cloud/cloud.conf",
+            "path: /etc/kubernetes/cloud",
+        ],
         &["--client-ca-file=/etc/kubernetes/pki/ca.crt"],
     ];
     for (variant, kept) in OTHERS.into_iter().zip(kept) {
@@ -55,7 +62,11 @@ fn other_control_planes() {
             assert!(yaml.contains(words), "{variant}: {words}");
         }
         insta::assert_snapshot!(format!("daemon-sets-{variant}"), yaml);
-        let beside: &[&str] = if variant.ends_with("kube-vip") { &["kube-vip.yaml"] } else { &[] };
+        let beside: &[&str] = if variant.ends_with("kube-vip") {
+            &["kube-vip.yaml"]
+        } else {
+            &[]
+        };
         assert_eq!(plan.untouched, beside, "{variant}");
         if variant.contains("external-ca") {
             assert!(!yaml.contains("ca.key"), "no key that is not there is asked for");
