@@ -1,10 +1,10 @@
 //! Control planes that differ from kubeadm's defaults: converted without a failed request, rolled, and put back to the byte.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
 use tests::Options;
 
-use crate::support::{COMPONENTS, Cluster, assert_no_failure, assert_one_gap, say};
+use crate::support::{COMPONENTS, Cluster, assert_no_failure, assert_one_gap, binary, say};
 
 /// 32 bytes that are no secret, in base64.
 const KEY: &str = "bm90IGEgc2VjcmV0LCBidXQgbG9uZyBlbm91Z2ghISE=";
@@ -38,7 +38,7 @@ fn ipv6_alone_another_port_audit_and_encryption() {
         ],
     });
     let logged = || {
-        std::fs::metadata(cluster.file("/var/log/kubernetes/audit.log"))
+        fs::metadata(cluster.file("/var/log/kubernetes/audit.log"))
             .unwrap()
             .len()
     };
@@ -55,10 +55,36 @@ fn components_that_are_not_root() {
         ..Options::default()
     });
     for component in COMPONENTS {
-        let manifest = std::fs::read_to_string(cluster.manifest(component)).unwrap();
+        let manifest = fs::read_to_string(cluster.manifest(component)).unwrap();
         assert!(manifest.contains("runAsUser: "), "{manifest}");
     }
+    the_api_takes_the_daemon_sets_of_others(&cluster);
     there_and_back(&cluster, "not root");
+}
+
+/// DaemonSets made from other clusters' manifests, as far as an API can tell without their nodes.
+fn the_api_takes_the_daemon_sets_of_others(cluster: &Cluster) {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kubectl-selfhost/tests/fixtures/kubeadm");
+    let mut directories: Vec<_> = fs::read_dir(&fixtures)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    directories.sort();
+    assert!(directories.len() >= 8, "{directories:?}");
+    for directory in directories {
+        let path = directory.display().to_string();
+        let args = ["convert", "--manifests", &path, "--dry-run=client", "-o", "yaml"];
+        let rendered = cluster.lab.selfhost_from_here(binary(), &args).unwrap();
+        assert!(rendered.success(), "{path}: {}", rendered.stderr);
+        let file = cluster.lab.settings().state.join("rendered.yaml");
+        fs::write(&file, &rendered.stdout).unwrap();
+        let created = cluster.kubectl(&["create", "--dry-run=server", "-f", &file.display().to_string()]);
+        assert_eq!(
+            created.matches("created (server dry run)").count(),
+            3,
+            "{path}: {created}"
+        );
+    }
 }
 
 fn there_and_back(cluster: &Cluster, what: &str) {

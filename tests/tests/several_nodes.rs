@@ -1,6 +1,7 @@
 //! A cluster of three control-plane nodes, converted and reverted from this machine, which is none of them.
 
 use std::{
+    collections::BTreeSet,
     fs, thread,
     time::{Duration, Instant},
 };
@@ -292,20 +293,12 @@ fn one_node_and_no_more(workstation: &Workstation) {
     );
 }
 
-/// Two run at once: one wins. The winner is killed on its way, and another one carries on.
+/// Two run at once, and one wins. The winner is killed, and its followers again and again, each time a few steps further; and
+/// a kubelet starts anew in the middle of a hand-over.
 fn all_nodes(workstation: &Workstation) {
     workstation.beside("convert", || {
         let winner = workstation.start(&["convert", "--yes"]);
-        let begun = |event: &Value| {
-            event["event"] == "step" && event["task"].as_str().is_some_and(|task| task.ends_with("/node"))
-        };
-        loop {
-            match winner.event_within(DEADLINE) {
-                Ok(Some(event)) if begun(&event) => break,
-                Ok(Some(_)) => {}
-                other => panic!("it does not begin: {other:?}"),
-            }
-        }
+        let first = next_step(&winner).expect("it has begun");
         let loser = workstation.selfhost(&["convert", "--yes"]);
         let text = flat(&loser);
         assert!(
@@ -313,21 +306,64 @@ fn all_nodes(workstation: &Workstation) {
             "{text}"
         );
         winner.kill();
-        let begin = Instant::now();
-        let output = workstation.must(&["convert", "--yes", "-v1"]);
-        say(&format!(
-            "the rest in {:.1} s; {}",
-            begin.elapsed().as_secs_f64(),
-            output.stderr.lines().last().unwrap_or_default()
-        ));
-        assert!(
-            output.stderr.contains("requests to the API server"),
-            "{}",
-            output.stderr
-        );
+        let mut seen = BTreeSet::from([first]);
+        let mut kubelet = false;
+        let mut runs = 1;
+        // every step with SELFHOST_TEST_EVERY_STEP=1, else a sample
+        let every = if std::env::var_os("SELFHOST_TEST_EVERY_STEP").is_some() {
+            1
+        } else {
+            7
+        };
+        while carries_on(workstation, &mut seen, every, &mut kubelet) {
+            runs += 1;
+        }
+        say(&format!("{runs} runs were killed; {} steps were seen", seen.len()));
+        assert!(kubelet && runs > 2 && seen.len() > 12, "{runs}: {seen:?}");
     });
     workstation.assert_states(|_| "self-hosted", &NODES);
     workstation.assert_no_helper();
+    let again = workstation.must(&["convert", "--yes", "-v1"]);
+    assert!(again.stderr.contains("requests to the API server"), "{}", again.stderr);
+}
+
+/// The next step of a run; `None` when it has ended.
+fn next_step(run: &Running) -> Option<String> {
+    loop {
+        let event = run.event_within(DEADLINE).expect("it goes on")?;
+        if event["event"] == "step" {
+            return Some(format!("{}: {}", event["task"], event["message"]).replace('"', ""));
+        }
+    }
+}
+
+/// Runs, until so many steps were done that were never seen before, and kills it then. Whether it had to be killed.
+fn carries_on(workstation: &Workstation, seen: &mut BTreeSet<String>, every: usize, kubelet: &mut bool) -> bool {
+    let run = workstation.start(&["convert", "--yes"]);
+    let before = seen.len();
+    while let Some(step) = next_step(&run) {
+        if !*kubelet && step.contains("/kube-apiserver: its Pod waits") {
+            *kubelet = true;
+            let number = step
+                .trim_start_matches("node")
+                .split('/')
+                .next()
+                .unwrap()
+                .parse()
+                .unwrap();
+            say(&format!("the kubelet of node {number} is killed"));
+            workstation.lab.kill(number, "kubelet").unwrap();
+        }
+        seen.insert(step.clone());
+        if seen.len() >= before + every {
+            say(&format!("killed after {step}"));
+            run.kill();
+            return true;
+        }
+    }
+    let (success, events, stderr) = run.wait(DEADLINE);
+    assert!(success, "{stderr}\n{events:#?}");
+    false
 }
 
 fn somebody_writes_a_manifest(workstation: &Workstation) {
