@@ -12,6 +12,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
 /// What may pass at once through the pipes of a command: our executable goes in, a node's manifests come out.
 const PIPE: usize = 256 * 1024;
+/// Longest output of a command: a node's manifests and files are far below it, and a node may be in bad hands.
+const LONGEST: u64 = 16 * 1024 * 1024;
 /// No command takes longer.
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -156,8 +158,8 @@ impl ControlPlane {
 
 async fn read_all(reader: Option<impl AsyncRead + Unpin>) -> std::io::Result<String> {
     let mut text = Vec::new();
-    if let Some(mut reader) = reader {
-        reader.read_to_end(&mut text).await?;
+    if let Some(reader) = reader {
+        reader.take(LONGEST).read_to_end(&mut text).await?;
     }
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
