@@ -55,6 +55,8 @@ pub struct ConvertOptions {
     pub dry_run: DryRun,
     /// One DaemonSet for each node and component.
     pub per_node: bool,
+    /// A node may run the template of a DaemonSet that serves others and differs from its manifest.
+    pub accept_template: bool,
     /// How to print.
     pub output: OutputFormat,
     /// Feature gates.
@@ -275,14 +277,13 @@ fn snapshot(observation: &Observation, survey: Option<&Survey>) -> Snapshot {
 }
 
 /// A DaemonSet that serves other nodes is the user's, who may have edited it: a node that is converted later runs its
-/// template and not its own manifest. What that changes is told; what cannot work is refused.
+/// template and not its own manifest. Where these differ, that is refused until somebody has accepted it.
 async fn existing_daemon_sets(
     control_plane: &crate::cluster::ControlPlane,
     nodes: &[PlannedNode],
     plan: &mut ClusterPlan,
     options: &ConvertOptions,
 ) -> Result<()> {
-    let mut told = Vec::new();
     for component in &options.components {
         let name = component.daemon_set_name();
         let elsewhere = control_plane_serves_elsewhere(control_plane, *component, nodes).await?;
@@ -332,13 +333,21 @@ async fn existing_daemon_sets(
             let template =
                 |value: &serde_json::Value| value.pointer("/spec/template/spec").cloned().unwrap_or_default();
             let differences = diff(&template(&tried), &template(&live));
-            if !differences.is_empty() && !told.contains(component) {
-                told.push(*component);
-                node.plan.warnings.push(format!(
-                    "Node {} will run the template of DaemonSet {name}, which is not what its manifest says: {}",
+            if !differences.is_empty() {
+                let what = format!(
+                    "Node {} would run the template of DaemonSet {name}, which is not what its manifest says: {}",
                     node.node,
                     describe(&differences, "in the manifest", "in the DaemonSet")
-                ));
+                );
+                if options.accept_template {
+                    node.plan.warnings.push(what);
+                } else {
+                    node.plan.refusals.push(Refusal::new(
+                        format!("DaemonSet {name}"),
+                        what,
+                        "edit one of them until they agree, or give --accept-template: what the manifest says is lost then, until the node is reverted",
+                    ));
+                }
             }
         }
     }

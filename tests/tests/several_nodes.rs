@@ -2,7 +2,9 @@
 
 use std::{
     collections::BTreeSet,
-    fs, thread,
+    fs,
+    path::{Path, PathBuf},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -62,6 +64,30 @@ impl Workstation {
         let output = self.lab.kubectl(args).unwrap();
         assert!(output.success(), "kubectl {args:?}: {}", output.stderr);
         output.stdout
+    }
+
+    fn manifest_file(&self, number: u8, component: &str) -> PathBuf {
+        self.lab.file(number, format!("{MANIFESTS}/{component}.yaml")).unwrap()
+    }
+
+    /// Adds a flag to a node's scheduler in its manifest, and gives what the manifest was.
+    fn with_a_flag_more(&self, number: u8) -> String {
+        let path = self.manifest_file(number, "kube-scheduler");
+        let original = fs::read_to_string(&path).unwrap();
+        let more = original.replace(
+            "    - --leader-elect=true\n",
+            "    - --leader-elect=true\n    - --v=3\n",
+        );
+        assert_ne!(more, original);
+        self.put_back(&path, &more);
+        original
+    }
+
+    fn put_back(&self, path: &Path, text: &str) {
+        fs::write(path, text).unwrap();
+        // until the kubelet has seen it
+        thread::sleep(Duration::from_secs(5));
+        self.lab.wait_ready(Duration::from_secs(120)).unwrap();
     }
 
     /// `node/component=state`, of all.
@@ -255,21 +281,8 @@ fn what_forbids_it(workstation: &Workstation) {
     );
 
     // a node whose manifest says something else
-    let path = workstation
-        .lab
-        .file(2, format!("{MANIFESTS}/kube-scheduler.yaml"))
-        .unwrap();
-    let original = fs::read_to_string(&path).unwrap();
-    fs::write(
-        &path,
-        original.replace(
-            "    - --leader-elect=true\n",
-            "    - --leader-elect=true\n    - --v=3\n",
-        ),
-    )
-    .unwrap();
-    thread::sleep(Duration::from_secs(5));
-    workstation.lab.wait_ready(Duration::from_secs(120)).unwrap();
+    let path = workstation.manifest_file(2, "kube-scheduler");
+    let original = workstation.with_a_flag_more(2);
     refused(
         &[],
         &["DaemonSet self-hosted-kube-scheduler", "node2", "--v=3", "--per-node"],
@@ -278,9 +291,7 @@ fn what_forbids_it(workstation: &Workstation) {
         .must(&["convert", "--per-node", "--dry-run=server", "-o", "yaml"])
         .stdout;
     assert_eq!(rendered.matches("kind: DaemonSet").count(), 9, "{rendered}");
-    fs::write(&path, original).unwrap();
-    thread::sleep(Duration::from_secs(5));
-    workstation.lab.wait_ready(Duration::from_secs(120)).unwrap();
+    workstation.put_back(&path, &original);
 }
 
 fn one_node_and_no_more(workstation: &Workstation) {
@@ -291,6 +302,20 @@ fn one_node_and_no_more(workstation: &Workstation) {
         flat(&again).contains("Node node2 is self-hosted already: nothing to do"),
         "{again:?}"
     );
+
+    // what node3's manifest says is not lost unasked
+    let path = workstation.manifest_file(3, "kube-scheduler");
+    let original = workstation.with_a_flag_more(3);
+    let plan = ["plan", "--nodes", "node3", "--exit-code"];
+    let refused = workstation.selfhost(&plan);
+    let text = flat(&refused);
+    assert_eq!(refused.status.code(), Some(4), "{text}");
+    for word in ["DaemonSet self-hosted-kube-scheduler", "--v=3", "--accept-template"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let accepted = workstation.selfhost(&[&plan[..], &["--accept-template"]].concat());
+    assert_eq!(accepted.status.code(), Some(3), "{}", flat(&accepted));
+    workstation.put_back(&path, &original);
 }
 
 /// Two run at once, and one wins. The winner is killed, and its followers again and again, each time a few steps further; and

@@ -46,6 +46,9 @@ pub struct WhatArgs {
     /// Make one DaemonSet for each node and component: for nodes whose manifests differ
     #[arg(long)]
     per_node: bool,
+    /// Let a node that is converted later run the DaemonSets' templates also where its own manifests differ
+    #[arg(long)]
+    accept_template: bool,
     #[command(flatten)]
     reach: ReachArgs,
     #[command(flatten)]
@@ -90,6 +93,7 @@ impl WhatArgs {
             dry_run,
             output: self.output.output,
             per_node: self.per_node,
+            accept_template: self.accept_template,
             feature_gates: (self.feature_gates.iter()).fold(FeatureGates::default(), FeatureGates::and),
         }
     }
