@@ -115,6 +115,8 @@ fn deployment(options: &FailoverAgentOptions, deploy: &DeployOptions, metadata: 
                 "metadata": {"labels": labels},
                 "spec": {
                     "serviceAccountName": DEPLOYMENT,
+                    // The clusters that join are often one control-plane node and nothing else.
+                    "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}],
                     "securityContext": {"runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
                     "containers": [{
                         "name": "agent",

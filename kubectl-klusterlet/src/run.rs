@@ -141,19 +141,18 @@ async fn prepare_patiently(options: &FailoverAgentOptions, connection: &SpokeCon
 pub async fn run(options: FailoverAgentOptions, kube: &KubeFlags, how: &RunOptions, log: Log) -> Result<()> {
     let stop = stopped()?;
     let connection = connect_spoke(kube)?;
-    let listener = match how.listen {
-        Some(address) => Some(serve::bind(address).await?),
-        None => None,
-    };
+    // Before anything is waited for: a process that waits for its spoke lives.
+    let slot = serve::Slot::default();
+    if let Some(address) = how.listen {
+        tokio::spawn(serve::serve(serve::bind(address).await?, Arc::clone(&slot)));
+    }
     tokio::pin!(stop);
     let context = tokio::select! {
         context = prepare_patiently(&options, &connection, &log) => Arc::new(context?),
         () = &mut stop => return Ok(()),
     };
     announce(&context, &connection.cluster);
-    if let Some(listener) = listener {
-        tokio::spawn(serve::serve(listener, Arc::clone(&context)));
-    }
+    let _ = slot.set(Arc::clone(&context));
     agent::run(Arc::clone(&context), stop).await?;
     context.log.info("ended as told", &[]);
     Ok(())

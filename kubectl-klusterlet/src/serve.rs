@@ -1,12 +1,16 @@
 //! `/healthz`, `/readyz` and `/metrics` of a running agent.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, sync::atomic::Ordering};
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{Arc, OnceLock, atomic::Ordering},
+};
 
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::{body::Bytes, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use shared::{Context as _, Result};
+use shared::Context as _;
 use tokio::net::TcpListener;
 
 use crate::{
@@ -21,24 +25,27 @@ const HEADER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 ///
 /// # Errors
 /// It cannot be taken.
-pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
+pub async fn bind(address: SocketAddr) -> shared::Result<TcpListener> {
     TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot listen on {address}"))
 }
 
+/// The agent, once the spoke has answered. Before that the process lives, and is not ready.
+pub type Slot = Arc<OnceLock<Arc<Context>>>;
+
 /// Answers for ever.
-pub async fn serve(listener: TcpListener, context: Arc<Context>) {
+pub async fn serve(listener: TcpListener, slot: Slot) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             // Out of descriptors, for example: it passes.
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             continue;
         };
-        let context = Arc::clone(&context);
+        let slot = Arc::clone(&slot);
         tokio::spawn(async move {
             let service = service_fn(|request: Request<hyper::body::Incoming>| {
-                let answer = answer(&context, request.method(), request.uri().path());
+                let answer = answer(slot.get().map(Arc::as_ref), request.method(), request.uri().path());
                 async move { Ok::<_, Infallible>(answer) }
             });
             let _ = http1::Builder::new()
@@ -50,18 +57,22 @@ pub async fn serve(listener: TcpListener, context: Arc<Context>) {
     }
 }
 
-fn answer(context: &Context, method: &Method, path: &str) -> Response<Full<Bytes>> {
+fn answer(context: Option<&Context>, method: &Method, path: &str) -> Response<Full<Bytes>> {
     let (status, kind, body) = if !matches!(*method, Method::GET | Method::HEAD) {
         (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET\n".to_owned())
     } else {
         match path {
             // It answers, so it lives. What is wrong outside is no reason to kill it: it keeps trying.
             "/healthz" | "/livez" => (StatusCode::OK, "text/plain", "ok\n".to_owned()),
-            "/readyz" => match readiness(&context.state.snapshot.borrow(), *context.state.is_leader.borrow()) {
+            "/readyz" => match ready(context) {
                 Ok(()) => (StatusCode::OK, "text/plain", "ok\n".to_owned()),
                 Err(why) => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", format!("{why}\n")),
             },
-            "/metrics" => (StatusCode::OK, "text/plain; version=0.0.4", metrics(context)),
+            "/metrics" => (
+                StatusCode::OK,
+                "text/plain; version=0.0.4",
+                context.map(metrics).unwrap_or_default(),
+            ),
             _ => (
                 StatusCode::NOT_FOUND,
                 "text/plain",
@@ -75,6 +86,11 @@ fn answer(context: &Context, method: &Method, path: &str) -> Response<Full<Bytes
         .headers_mut()
         .insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static(kind));
     response
+}
+
+fn ready(context: Option<&Context>) -> Result<(), String> {
+    let state = &context.ok_or("waiting for the spoke's API server")?.state;
+    readiness(&state.snapshot.borrow(), *state.is_leader.borrow())
 }
 
 /// Ready: has joined, and nothing keeps it from its work.
@@ -246,6 +262,20 @@ impl Process {
 mod tests {
     use super::*;
     use crate::agent::state::{OpenRequest, Trouble, TroubleKind};
+
+    #[test]
+    fn before_the_spoke_answers_the_process_lives_and_is_not_ready() {
+        for (path, status) in [
+            ("/healthz", 200),
+            ("/livez", 200),
+            ("/readyz", 503),
+            ("/metrics", 200),
+            ("/", 404),
+        ] {
+            assert_eq!(answer(None, &Method::GET, path).status().as_u16(), status, "{path}");
+        }
+        assert_eq!(answer(None, &Method::POST, "/healthz").status().as_u16(), 405);
+    }
 
     #[test]
     fn readiness_says_what_is_missing() {

@@ -68,6 +68,21 @@ fn the_deployment_joins_with_the_least_rights_and_leave_removes_it() {
         ],
     );
     kubectl(&lab, &["apply", "-f", &file.display().to_string()]);
+    // There is no kube-proxy here, so the service's address leads nowhere.
+    let host = format!("KUBERNETES_SERVICE_HOST={}", lab.settings().address(1));
+    let deployment = "deployment/kubectl-klusterlet-agent";
+    kubectl(
+        &lab,
+        &[
+            "-n",
+            "open-cluster-management",
+            "set",
+            "env",
+            deployment,
+            &host,
+            "KUBERNETES_SERVICE_PORT=6443",
+        ],
+    );
     let label = format!("open-cluster-management.io/cluster-name={CLUSTER}");
     hub.eventually("the certificate request", 3 * MINUTE, |hub| {
         Ok(hub.get(&["csr", "-l", &label])?["items"]
