@@ -33,6 +33,7 @@ pub mod observe;
 pub mod own_endpoints;
 pub mod patience;
 pub mod plan;
+pub mod planning;
 pub mod preflight;
 pub mod refusal;
 pub mod render;

@@ -2,7 +2,6 @@
 
 use crate::cluster_plan::order;
 use crate::component_state::is_untouched;
-use crate::convert::burdens;
 use crate::daemon_set::per_node_name;
 use crate::fleet::Fleet;
 use crate::hand_over::awaited;
@@ -12,6 +11,7 @@ use crate::node::state::{Desired, Report, State};
 use crate::observe::{Observation, is_ours, node_facts};
 use crate::own_endpoints;
 use crate::patience::{self, tolerate};
+use crate::planning::burdens;
 use crate::run_lock::RunLock;
 use crate::survey::has_files;
 use crate::target::{Place, Target};

@@ -3,13 +3,14 @@
 use super::node::component;
 use super::reach::{ReachArgs, tell_calls};
 use crate::cluster_plan::ClusterPlan;
-use crate::convert::{ConvertOptions, ModeChoice, convert, make_plan, refused};
+use crate::convert::{ConvertOptions, ModeChoice, convert, refused};
 use crate::feature_gates::FeatureGates;
 use crate::fleet::Fleet;
 use crate::mutators::Mode;
 use crate::names::Component;
 use crate::node::await_port::describe;
 use crate::plan::{Plan, PlanOptions, offline_plan};
+use crate::planning::make_plan;
 use crate::render::{daemon_sets_yaml, render_cluster_text, render_text};
 use clap::Args;
 use shared::kube_client::KubeFlags;

@@ -1,0 +1,264 @@
+//! One node on its way: executable and guard on it, and then one component after the other.
+
+use super::{ConvertOptions, ModeChoice};
+use crate::certs_in_secrets::api as secrets;
+use crate::cluster_plan::NodePlan;
+use crate::component_state::is_converted;
+use crate::hand_over::{self, HandOver};
+use crate::names::{Component, GUARD};
+use crate::node::state::Desired;
+use crate::observe::{DaemonSetFacts, Observation, daemon_set_facts, node_facts};
+use crate::patience;
+use crate::plan::{ComponentState, Plan, Snapshot};
+use crate::planning::{Planned, PlannedNode};
+use shared::progress::{Outcome, Reporter};
+use shared::wait::{self, Poll};
+use shared::{Error, Result};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// All of a node but its apiserver.
+pub(super) async fn convert_node(
+    planned: &Planned,
+    node: &PlannedNode,
+    plan: &NodePlan,
+    options: &ConvertOptions,
+    reporter: &dyn Reporter,
+) -> Result<()> {
+    let task = format!("{}/node", node.target.node_name);
+    reporter.begin(&task, &format!("{} node", node.target.node_name), 3);
+    let prepared = prepare(node, options, &task, reporter).await;
+    match &prepared {
+        Ok(()) => reporter.finish(&task, Outcome::Done, "the guard watches over this node"),
+        Err(error) => reporter.finish(&task, Outcome::Failed, error.what()),
+    }
+    prepared?;
+    for component in &options.components {
+        if *component != Component::KubeApiserver {
+            hand_over_one(planned, node, &plan.plan, options, *component, &Notify::new(), reporter).await?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) async fn hand_over_one(
+    planned: &Planned,
+    node: &PlannedNode,
+    plan: &Plan,
+    options: &ConvertOptions,
+    component: Component,
+    handed: &Notify,
+    reporter: &dyn Reporter,
+) -> Result<()> {
+    let control_plane = &planned.fleet.control_plane;
+    let name = &node.target.node_name;
+    let task = format!("{name}/{component}");
+    reporter.begin(&task, &format!("{name} {component}"), hand_over::STEPS);
+    if is_converted(&node.observation, component) {
+        reporter.finish(&task, Outcome::Skipped, "self-hosted already");
+        return Ok(());
+    }
+    let began = Instant::now();
+    let wanted = plan.components.iter().find(|plan| plan.component == component);
+    let wanted = wanted.and_then(|plan| plan.daemon_set.as_ref());
+    // an earlier node of this run may have made it
+    let daemon_set_name = match wanted {
+        Some(wanted) => wanted["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
+        None => node
+            .observation
+            .daemon_sets
+            .get(&component)
+            .map_or_else(|| component.daemon_set_name(), |facts| facts.name.clone()),
+    };
+    let existing = patience::call("the DaemonSet to be read", async || {
+        control_plane.daemon_set(&daemon_set_name).await
+    })
+    .await?;
+    let existing = existing.as_ref().map(daemon_set_facts);
+    // one that serves is the user's, who may have edited it; one that does not is this program's business
+    let serves = node.snapshot.state(component) != ComponentState::Static
+        || patience::call("the gated Nodes to be listed", async || {
+            control_plane.nodes_with_label(&component.gate_label()).await
+        })
+        .await?
+        .iter()
+        .any(|gated| gated != name);
+    if let Some(secret) = plan
+        .components
+        .iter()
+        .find(|plan| plan.component == component)
+        .and_then(|plan| plan.secret.as_ref())
+    {
+        reporter.waiting(&task, &format!("Secret {} to be created", secret.name));
+        secrets::ensure(control_plane, secret, false).await?;
+    }
+    let outdated = !serves && existing.is_some() && wanted.and_then(facts_of) != existing;
+    let hand_over = HandOver {
+        control_plane,
+        observation: &node.observation,
+        task: &task,
+        component,
+        daemon_set: wanted.filter(|_| existing.is_none() || outdated),
+        daemon_set_name: &daemon_set_name,
+        outdated,
+        alone: planned.fleet.observations.len() <= 1,
+        handed,
+        desired: match options.mode {
+            ModeChoice::Steered => Desired::SelfHosted,
+            ModeChoice::Gap => Desired::SelfHostedGap,
+        },
+    };
+    match hand_over.run(reporter).await {
+        Ok(()) => {
+            reporter.finish(
+                &task,
+                Outcome::Done,
+                &format!("self-hosted after {:.1} s", began.elapsed().as_secs_f64()),
+            );
+            Ok(())
+        }
+        Err(error) => {
+            reporter.finish(&task, Outcome::Failed, error.what());
+            Err(error)
+        }
+    }
+}
+
+fn facts_of(daemon_set: &serde_json::Value) -> Option<DaemonSetFacts> {
+    let daemon_set = serde_json::from_value(daemon_set.clone()).ok()?;
+    Some(daemon_set_facts(&daemon_set))
+}
+
+/// Executable and guard on the node, originals in the cluster: nothing of it touches a component.
+async fn prepare(node: &PlannedNode, options: &ConvertOptions, task: &str, reporter: &dyn Reporter) -> Result<()> {
+    let PlannedNode {
+        target,
+        observation,
+        snapshot,
+        ..
+    } = node;
+    let name = &target.node_name;
+    let image = guard_image(snapshot, observation).ok_or_else(|| {
+        Error::refused("no image is known that is on this node")
+            .because("no component of the control plane was found to take one from")
+    })?;
+    let before = observation.node.guard.as_ref().map(|guard| guard.process);
+    reporter.waiting(task, "the executable and the guard to be installed");
+    let changed = target.install(&image).await?;
+    reporter.step(
+        task,
+        &format!("executable installed as {}", target.binary.path().display()),
+    );
+    save_originals(node).await?;
+    reporter.step(task, "copies of the manifests kept in the cluster");
+    let what = format!("the guard of Node {name} (Pod {GUARD}-{name})");
+    wait::until(&what, Duration::from_secs(90), Duration::from_millis(250), |what| reporter.waiting(task, what), async || {
+        patience::tolerate(async {
+            let now = node_facts(&target.control_plane.node(name).await?);
+            Ok(match now.guard {
+                Some(guard) if guard.build == target.binary.build && (!changed || Some(guard.process) != before) => Poll::Ready(guard),
+                _ => Poll::Pending("the guard to start and report".into()),
+            })
+        }
+        .await)
+    })
+    .await
+    .and_then(|guard| match guard.steering_refused {
+        Some(why) if options.mode == ModeChoice::Steered => Err(Error::refused(format!("the guard's Pod cannot share and steer ports on Node {name}"))
+            .because(why)
+            .hint("convert with --mode gap, or allow it what its manifest asks for; `kubectl selfhost revert` takes the guard away")),
+        _ => Ok(()),
+    })?;
+    reporter.step(task, "guard runs");
+    Ok(())
+}
+
+/// The image of any component: our executable, mounted into it, needs nothing of it. The apiserver's if it is known, so
+/// that a later run finds the same one and leaves the guard as it is.
+fn guard_image(snapshot: &Snapshot, observation: &Observation) -> Option<String> {
+    Component::ALL.into_iter().rev().find_map(|component| {
+        let from_manifest = || {
+            let pod = &snapshot.inventory.originals.get(&component)?.pod;
+            let spec = crate::component_spec::ComponentSpec::new(component, pod).ok()?;
+            spec.container().get("image")?.as_str().map(str::to_owned)
+        };
+        let pods = observation.pods.get(&component);
+        from_manifest().or_else(|| {
+            pods?
+                .iter()
+                .map(|pod| pod.image.clone())
+                .find(|image| !image.is_empty())
+        })
+    })
+}
+
+async fn save_originals(node: &PlannedNode) -> Result<()> {
+    let (control_plane, name) = (&node.target.control_plane, &node.target.node_name);
+    let Some(survey) = &node.survey else { return Ok(()) };
+    let mut files: BTreeMap<String, Vec<u8>> = patience::call("the copies of the manifests to be read", async || {
+        control_plane.originals(name).await
+    })
+    .await?
+    .unwrap_or_default();
+    let before = files.clone();
+    for (component, file) in &node.snapshot.inventory.originals {
+        let state = node.snapshot.states.get(component);
+        if state != Some(&ComponentState::Static) && files.contains_key(component.name()) {
+            continue; // a hand-over is on its way: what was saved before it began counts
+        }
+        let metadata = survey
+            .originals
+            .get(component)
+            .ok_or_else(|| Error::new("a manifest cannot be saved").because("its owner and mode are not known"))?;
+        let metadata =
+            serde_json::to_vec(metadata).map_err(|error| Error::new("a manifest cannot be saved").because(error))?;
+        files.insert(component.name().to_owned(), file.bytes.clone());
+        files.insert(format!("{component}.json"), metadata);
+    }
+    if files != before {
+        patience::call("the copies of the manifests to be kept", async || {
+            control_plane.save_originals(name, &files).await
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon_set::build_daemon_set;
+    use crate::mutators::{Mode, default_mutators, test_support};
+
+    fn facts(mode: Mode, build: &str, original: &str) -> DaemonSetFacts {
+        let component = Component::KubeScheduler;
+        let context = crate::mutators::Context {
+            mode,
+            build: build.into(),
+            original_sha256: Some(original.into()),
+            ..test_support::context(component)
+        };
+        let pod = serde_json::json!({"spec": {"hostNetwork": true, "containers": [{
+            "name": "kube-scheduler", "image": "i", "command": ["kube-scheduler"], "livenessProbe": {"httpGet": {"port": 10259}}}]}});
+        facts_of(&build_daemon_set(component, &pod, &default_mutators(component, &mode), &context).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_daemon_set_of_another_mode_build_or_original_is_another_one() {
+        let this = facts(Mode::Steered, "b1", "o1");
+        assert!(this.ours && !this.gap);
+        assert_eq!(
+            (this.build.as_deref(), this.original.as_deref()),
+            (Some("b1"), Some("o1"))
+        );
+        assert_eq!(this, facts(Mode::Steered, "b1", "o1"));
+        for other in [
+            facts(Mode::Gap, "b1", "o1"),
+            facts(Mode::Steered, "b2", "o1"),
+            facts(Mode::Steered, "b1", "o2"),
+        ] {
+            assert_ne!(this, other);
+        }
+    }
+}
