@@ -31,7 +31,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const ACCOUNT: &str = "agent-registration-bootstrap";
 
 /// The plugin under test: built from this checkout, or the file named by `KLUSTERLET_TEST_BINARY`.
-fn binary() -> &'static Path {
+pub(crate) fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| match std::env::var_os("KLUSTERLET_TEST_BINARY") {
         Some(path) => path.into(),

@@ -14,6 +14,7 @@ mod demo;
 mod image;
 mod interrupted;
 mod klusterlet;
+mod klusterlet_deploy;
 mod lab;
 mod rolls;
 mod running;
