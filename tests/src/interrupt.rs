@@ -24,6 +24,10 @@ pub fn protect(settings: &Settings) {
         labs.push(settings.clone());
     }
     drop(labs);
+    listen();
+}
+
+fn listen() {
     HANDLER.call_once(|| {
         thread::spawn(handle);
     });
@@ -40,6 +44,7 @@ pub fn release(settings: &Settings) {
 /// does not.
 pub fn ends_with_us(child: i32) {
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).push(child);
+    listen();
 }
 
 /// The child has ended, or is about to be.

@@ -28,6 +28,7 @@ use crate::{
     cache::{self, Built, BuiltHub, say},
     command::{self, Output},
     error::{Context, Error, Result},
+    interrupt,
     settings::{Purpose, Settings},
 };
 
@@ -283,6 +284,7 @@ impl Api {
             .stderr(log)
             .spawn()
             .what(what)?;
+        i32::try_from(child.id()).into_iter().for_each(interrupt::ends_with_us);
         self.processes.insert(process, child);
         if process != APISERVER {
             return Ok(());
@@ -298,6 +300,9 @@ impl Api {
     /// It cannot be killed.
     pub fn stop(&mut self, process: &str) -> Result<()> {
         if let Some(mut child) = self.processes.remove(process) {
+            i32::try_from(child.id())
+                .into_iter()
+                .for_each(interrupt::ends_by_itself);
             child.kill().what(|| format!("end {process} of {}", self.name))?;
             child.wait().what(|| format!("wait for {process} of {}", self.name))?;
         }
@@ -514,6 +519,9 @@ impl Drop for Api {
             self.describe();
         }
         for (_, mut child) in std::mem::take(&mut self.processes) {
+            i32::try_from(child.id())
+                .into_iter()
+                .for_each(interrupt::ends_by_itself);
             let _ = child.kill();
             let _ = child.wait();
         }
