@@ -118,7 +118,9 @@ pub async fn make_plan(mut fleet: Fleet, options: &ConvertOptions, looking: impl
     let mut nodes = Vec::new();
     for (target, observation) in targets {
         let survey = if to_do(&observation) {
-            looking(&format!("looking at Node {}", target.node_name));
+            if target.is_away() {
+                looking(&format!("looking at Node {}", target.node_name));
+            }
             Some(target.survey().await?)
         } else {
             None

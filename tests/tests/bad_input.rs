@@ -82,7 +82,9 @@ impl Bad {
             .map(|text| format!("{text:?} is missing"))
             .collect();
         // 2 is for the command line: see `Kind` in the crate shared.
-        if !matches!(output.status.code(), Some(1 | 2)) || !error.starts_with("error: ") || error.contains("panicked") {
+        // What was waited for may be told before it.
+        let told = error.lines().any(|line| line.starts_with("error: "));
+        if !matches!(output.status.code(), Some(1 | 2)) || !told || error.contains("panicked") {
             wrong.push(format!("no clear error: {}", output.status));
         }
         if !flat.contains(" hint: ") {
