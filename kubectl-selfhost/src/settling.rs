@@ -66,6 +66,10 @@ fn elects_by_its_own_lease(component: Component, pod: &serde_json::Value) -> boo
 #[must_use]
 pub fn unsettled(observation: &Observation, components: &[Component], now: Timestamp) -> Vec<String> {
     let mut found = Vec::new();
+    if observation.node.not_ready.is_some() {
+        // that is refused, and does not pass by looking at its Pods
+        return found;
+    }
     for component in components {
         let name = format!("{component}-{}", observation.node.name);
         let pods = observation.pods.get(component).map(Vec::as_slice).unwrap_or_default();

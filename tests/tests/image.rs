@@ -42,7 +42,14 @@ impl Image {
                 image.insert(format!("{kind} {key}"), value.to_string());
             }
         }
-        image.insert("taints".to_owned(), node["spec"]["taints"].to_string());
+        // Those that come and go with the state of the node are the node controller's.
+        let taints = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
+        let of_state = |taint: &serde_json::Value| {
+            let key = taint["key"].as_str().unwrap_or_default();
+            key.starts_with("node.kubernetes.io/")
+        };
+        let taints: Vec<_> = taints.into_iter().filter(|taint| !of_state(taint)).collect();
+        image.insert("taints".to_owned(), serde_json::Value::from(taints).to_string());
         Self(image)
     }
 
