@@ -77,7 +77,7 @@ fn the_demo_takes_everything_down_when_it_is_interrupted_in_the_middle_of_a_conv
     let mut namespace = None;
     // The demo writes something every ten seconds at least; a loaded machine may be late.
     while let Ok(line) = said.recv_timeout(2 * silence) {
-        let begun = line.contains("[kube-controller-manager] 1/");
+        let begun = line.contains("/kube-controller-manager] 1/");
         all.push(line);
         if begun {
             namespace = network::inode(&settings(), 1);
