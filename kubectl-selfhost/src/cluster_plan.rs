@@ -6,7 +6,7 @@ use crate::feature_gates::FeatureGates;
 use crate::manifest::sha256_hex;
 use crate::mutators::Mode;
 use crate::names::Component;
-use crate::plan::{API_VERSION, Gap, Plan, PlanOptions, Snapshot, plan};
+use crate::plan::{API_VERSION, Plan, PlanOptions, Snapshot, plan};
 use crate::refusal::Refusal;
 use serde::Serialize;
 use serde_json::Value;
@@ -84,16 +84,6 @@ impl ClusterPlan {
     #[must_use]
     pub fn has_changes(&self) -> bool {
         self.nodes.iter().any(|node| node.plan.has_changes())
-    }
-
-    /// The longest gap of all nodes.
-    #[must_use]
-    pub fn expected_gap(&self) -> Gap {
-        self.nodes
-            .iter()
-            .map(|node| node.plan.expected_gap())
-            .max()
-            .unwrap_or(Gap::None)
     }
 
     /// Everything that forbids it. What forbids it on several nodes for the same reason is said once, with their names.

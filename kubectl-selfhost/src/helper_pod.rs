@@ -18,7 +18,7 @@ const CONTAINER: &str = "helper";
 /// The Pod ends by itself after this, whatever became of the one who made it.
 const LIFE: Duration = Duration::from_secs(300);
 /// Where the executable lies in the helper.
-const EXECUTABLE: &str = "/work/kubectl-selfhost";
+const EXECUTABLE: &str = "/incoming/kubectl-selfhost";
 const START_DEADLINE: Duration = Duration::from_secs(90);
 
 /// The helper for a node, as it is created.
@@ -50,11 +50,11 @@ pub fn helper_pod(node: &str, image: &str) -> Value {
                 "imagePullPolicy": "IfNotPresent",
                 "command": ["sleep", LIFE.as_secs().to_string()],
                 "securityContext": {"privileged": true, "runAsUser": 0},
-                "volumeMounts": [{"name": "node", "mountPath": "/host"}, {"name": "work", "mountPath": "/work"}],
+                "volumeMounts": [{"name": "node", "mountPath": "/host"}, {"name": "incoming", "mountPath": "/incoming"}],
             }],
             "volumes": [
                 {"name": "node", "hostPath": {"path": "/", "type": "Directory"}},
-                {"name": "work", "emptyDir": {}},
+                {"name": "incoming", "emptyDir": {}},
             ],
         },
     })

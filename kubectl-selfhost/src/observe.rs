@@ -219,15 +219,6 @@ fn node_of(pod: &Pod) -> Option<&str> {
     })
 }
 
-/// Looks at a node through the API: the Node, its Pods, the DaemonSets and the Leases.
-///
-/// # Errors
-/// As the API says.
-pub async fn observe(control_plane: &ControlPlane, node: &str) -> Result<Observation> {
-    let node = node_facts(&control_plane.node(node).await?);
-    Ok(Seen::look(control_plane).await?.on(node))
-}
-
 /// Looks at all control-plane nodes, sorted by name. The number of requests does not depend on how many there are.
 ///
 /// # Errors

@@ -53,35 +53,6 @@ pub fn render_text(plan: &Plan, width: usize, color: bool) -> String {
     lines.join("\n")
 }
 
-/// A plan in a few lines: what `convert` shows before it asks.
-#[must_use]
-pub fn render_summary(plan: &Plan, width: usize, color: bool) -> String {
-    let palette = Palette { color };
-    let mut table = Table::new(["COMPONENT", "NOW", "THEN", "FIELDS CHANGED", "EXPECTED GAP"]);
-    for component in &plan.components {
-        let paths: BTreeSet<&str> = component.changes.iter().map(|change| change.path.as_str()).collect();
-        table.row([
-            component.component.name(),
-            component.state.name(),
-            ComponentState::SelfHosted.name(),
-            &paths.len().to_string(),
-            component.expected_gap.name(),
-        ]);
-    }
-    let mut lines = Vec::new();
-    if !table.is_empty() {
-        lines.push(table.render(Some(width)));
-    }
-    for component in &plan.components {
-        for warning in &component.warnings {
-            let warning = format!("{}: {warning}", component.component);
-            push_wrapped(&mut lines, "warning: ", &warning, width, |text| palette.yellow(text));
-        }
-    }
-    push_conclusion(plan, width, palette, &mut lines);
-    lines.join("\n")
-}
-
 /// Warnings, what is left alone, and what forbids the conversion or how much there is to do.
 fn push_conclusion(plan: &Plan, width: usize, palette: Palette, lines: &mut Vec<String>) {
     for warning in &plan.warnings {
