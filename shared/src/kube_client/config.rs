@@ -192,6 +192,17 @@ fn read(flags: &KubeFlags, defaults: &Defaults, environment: &Environment) -> Re
     Err(error.hint("give --kubeconfig FILE, or set KUBECONFIG"))
 }
 
+/// The files alone, for completion: `None` where there is none that can be used.
+pub(super) fn read_for_completion(kubeconfig: Option<&str>, environment: &Environment) -> Option<Kubeconfig> {
+    let flags = KubeFlags {
+        kubeconfig: kubeconfig.map(PathBuf::from),
+        ..KubeFlags::default()
+    };
+    read(&flags, &Defaults::default(), environment)
+        .ok()
+        .map(|(_, config)| config)
+}
+
 /// `None` where the file is not there.
 fn read_file(path: &Path) -> Result<Option<Kubeconfig>> {
     match Kubeconfig::read_from(path) {
