@@ -11,6 +11,9 @@ pub mod ports;
 pub mod ports;
 #[cfg(target_os = "linux")]
 pub mod probe;
+#[cfg(not(target_os = "linux"))]
+#[path = "elsewhere/probe.rs"]
+pub mod probe;
 pub mod process;
 pub mod state;
 pub mod steering;

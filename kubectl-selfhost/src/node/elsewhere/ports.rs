@@ -11,6 +11,9 @@ pub enum PortError {
     /// This is no node.
     #[error("ports of a control plane can be shared and steered on Linux nodes only")]
     NoNode,
+    /// Nothing listens there. Never made here: those who ask for it compile everywhere.
+    #[error("no process listens on port {0}")]
+    NoListener(u16),
 }
 
 /// See the module of the same name for Linux.
