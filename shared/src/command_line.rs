@@ -174,7 +174,7 @@ mod tests {
     #[derive(Debug, Subcommand)]
     enum Do {
         /// Show it
-        Show(Flags),
+        Show(Box<Flags>),
         /// Completion
         Completion(CompletionArgs),
         /// Not for people
