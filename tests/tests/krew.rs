@@ -168,11 +168,11 @@ fn built(to: &Path) -> PathBuf {
     to.to_owned()
 }
 
-fn release(version: &str, binaries: &Path, base_url: &str, output: &Path) -> Vec<PathBuf> {
+fn release(version: &str, platforms: &[Platform], binaries: &Path, base_url: &str, output: &Path) -> Vec<PathBuf> {
     package::package(&PackageOptions {
         version: version.to_owned(),
         base_url: base_url.to_owned(),
-        platforms: PLATFORMS.to_vec(),
+        platforms: platforms.to_vec(),
         binaries: Some(binaries.to_owned()),
         output: output.to_owned(),
     })
@@ -186,7 +186,7 @@ fn a_release_passes_krews_checks_and_is_installed_completed_upgraded_and_removed
     let url = serve(served.clone());
     let binaries = built(&machine.root.join("built"));
     let first = served.join("v0.1.0");
-    let files = release("v0.1.0", &binaries, &url, &first);
+    let files = release("v0.1.0", &PLATFORMS, &binaries, &url, &first);
     assert_eq!(files.len(), 2 * (2 * PLATFORMS.len() + 1), "{files:#?}");
     the_same_input_gives_the_same_bytes(&machine, &binaries, &url, &first);
     sums_are_right(&machine, &first);
@@ -208,7 +208,7 @@ fn the_same_input_gives_the_same_bytes(machine: &Machine, binaries: &Path, url: 
         fs::write(&copy, fs::read(&path).unwrap()).unwrap();
         fs::set_permissions(&copy, fs::Permissions::from_mode(0o600)).unwrap();
     }
-    for path in release("v0.1.0", &copies, url, &machine.root.join("again")) {
+    for path in release("v0.1.0", &PLATFORMS, &copies, url, &machine.root.join("again")) {
         let name = path.file_name().unwrap();
         assert!(
             fs::read(&path).unwrap() == fs::read(first.join(name)).unwrap(),
@@ -370,7 +370,7 @@ fn kubectl_completes(machine: &Machine) {
 
 fn upgraded_and_removed(machine: &Machine, served: &Path, binaries: &Path, url: &str) {
     let second = served.join("v0.1.1");
-    release("v0.1.1", binaries, url, &second);
+    release("v0.1.1", &[Platform::here().unwrap()], binaries, url, &second);
     machine.publish(&second);
     machine.must("kubectl", &["krew", "upgrade", "selfhost"]);
     assert!(

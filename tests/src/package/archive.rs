@@ -30,7 +30,7 @@ pub fn tar_gz(entries: &[Entry]) -> io::Result<Vec<u8>> {
     sorted.sort_by(|a, b| a.path.cmp(&b.path));
     // 255: the operating system is unknown (RFC 1952)
     let gzip = GzBuilder::new().mtime(0).operating_system(255);
-    let mut tar = tar::Builder::new(gzip.write(Vec::new(), Compression::best()));
+    let mut tar = tar::Builder::new(gzip.write(Vec::new(), Compression::default()));
     for entry in sorted {
         let mut header = tar::Header::new_ustar();
         header.set_size(entry.bytes.len() as u64);
