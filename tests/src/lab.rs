@@ -399,6 +399,18 @@ impl Lab {
         Meter::start("probe", self.meter_command("probe", &args))
     }
 
+    /// As [`Lab::probe`], as a client that knows all addresses: what one apiserver does not answer as it should, the next one
+    /// is asked.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn probe_with_failover(&self) -> Result<Meter<ProbeReport>> {
+        let servers = self.servers();
+        let mut args: Vec<_> = servers.iter().flat_map(|s| ["--server", s]).collect();
+        args.push("--failover");
+        Meter::start("probe", self.meter_command("probe", &args))
+    }
+
     /// Starts clients that keep their connections, half of them over HTTP/2 and half over HTTP/1.1, and watches.
     ///
     /// # Errors

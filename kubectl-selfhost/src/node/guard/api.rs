@@ -3,18 +3,24 @@
 use super::{Exchange, GuardOptions, say};
 use crate::names::{Component, NODE_PREFIX};
 use crate::node::state::{Desired, GuardReport, Report};
+use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch, PatchParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 const CALL: Duration = Duration::from_secs(5);
-const BUSY: Duration = Duration::from_millis(300);
-const IDLE: Duration = Duration::from_secs(2);
+/// Least time between two rounds of talk.
+const PAUSE: Duration = Duration::from_millis(100);
+/// After a talk that failed, or a watch that ended at once.
+const AGAIN: Duration = Duration::from_millis(300);
+/// A watch may be dead without a sign: so often the Node is read all the same.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// The kubelet's certificate rotates: a client is not kept for longer than this.
 const CLIENT_LIFE: Duration = Duration::from_secs(600);
 
@@ -35,10 +41,15 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
     let mut client: Option<(Api<Node>, Instant)> = None;
     let mut last_error = String::new();
     loop {
-        let settled = match talk(options, exchange, &guard, &mut client).await {
-            Ok(settled) => {
+        match talk(options, exchange, &guard, &mut client).await {
+            Ok((nodes, version)) => {
                 last_error.clear();
-                settled
+                tokio::select! {
+                    () = exchange.reported() => {}
+                    () = changed(&nodes, &options.node_name, &version) => {}
+                    () = tokio::time::sleep(LOOK_AGAIN) => {}
+                }
+                tokio::time::sleep(PAUSE).await;
             }
             Err(error) => {
                 client = None;
@@ -46,35 +57,54 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
                     say(&format!("no talk with the API: {error}"));
                     last_error = error;
                 }
-                false
+                tokio::time::sleep(AGAIN).await;
             }
-        };
-        tokio::time::sleep(if settled { IDLE } else { BUSY }).await;
+        }
     }
 }
 
+/// One round: reads what is wanted, reports where something has changed. Returns the version of the Node that was read or
+/// written last.
 async fn talk(
     options: &GuardOptions,
     exchange: &Exchange,
     guard: &GuardReport,
     client: &mut Option<(Api<Node>, Instant)>,
-) -> Result<bool, String> {
-    if client.as_ref().is_none_or(|(_, made)| made.elapsed() > CLIENT_LIFE) {
-        *client = Some((connect(&options.kubeconfig).await?, Instant::now()));
-    }
-    let Some((nodes, _)) = client else { return Ok(false) };
-    let node = within(nodes.get_metadata(&options.node_name)).await?;
-    let annotations = node.metadata.annotations.unwrap_or_default();
-    let (desired, unknown) = desired(&annotations);
-    exchange.desire(desired);
-    let (reports, settled) = exchange.reports();
-    let changes = changes(&annotations, &reports, &unknown, guard);
+) -> Result<(Api<Node>, String), String> {
+    let nodes = match client {
+        Some((nodes, made)) if made.elapsed() <= CLIENT_LIFE => nodes.clone(),
+        _ => {
+            let nodes = connect(&options.kubeconfig).await?;
+            *client = Some((nodes.clone(), Instant::now()));
+            nodes
+        }
+    };
+    let mut node = within(nodes.get_metadata(&options.node_name)).await?;
+    let annotations = node.metadata.annotations.take().unwrap_or_default();
+    let (wanted, unknown) = desired(&annotations);
+    exchange.desire(wanted);
+    let changes = changes(&annotations, &exchange.reports(), &unknown, guard);
     if !changes.is_empty() {
         let patch = Patch::Merge(json!({ "metadata": { "annotations": changes } }));
-        within(nodes.patch_metadata(&options.node_name, &PatchParams::default(), &patch)).await?;
-        return Ok(false);
+        node = within(nodes.patch_metadata(&options.node_name, &PatchParams::default(), &patch)).await?;
+        exchange.desire(desired(&node.metadata.annotations.unwrap_or_default()).0);
     }
-    Ok(settled)
+    Ok((nodes, node.metadata.resource_version.unwrap_or_default()))
+}
+
+/// Waits until the Node is no longer at that version, or the API does not tell any more.
+async fn changed(nodes: &Api<Node>, name: &str, version: &str) {
+    let parameters = WatchParams::default()
+        .fields(&format!("metadata.name={name}"))
+        .disable_bookmarks();
+    let rang = async {
+        let events = within(nodes.watch_metadata(&parameters, version)).await.ok()?;
+        let first = pin!(events).next().await?.ok()?;
+        (!matches!(first, WatchEvent::Error(_))).then_some(())
+    };
+    if rang.await.is_none() {
+        tokio::time::sleep(AGAIN).await;
+    }
 }
 
 async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, String> {

@@ -40,6 +40,7 @@ pub struct GuardOptions {
 pub struct Exchange {
     inner: Mutex<Inner>,
     changed: Condvar,
+    reported: tokio::sync::Notify,
 }
 
 #[derive(Debug, Default)]
@@ -47,7 +48,6 @@ struct Inner {
     /// Absent until the API has answered once.
     desired: Option<BTreeMap<Component, Desired>>,
     reports: BTreeMap<Component, Report>,
-    settled: bool,
 }
 
 impl Exchange {
@@ -65,11 +65,28 @@ impl Exchange {
         }
     }
 
-    /// What the node side last reported, and whether all of it is settled.
+    /// What the node side last reported.
     #[must_use]
-    pub fn reports(&self) -> (BTreeMap<Component, Report>, bool) {
-        let inner = self.lock();
-        (inner.reports.clone(), inner.settled)
+    pub fn reports(&self) -> BTreeMap<Component, Report> {
+        self.lock().reports.clone()
+    }
+
+    /// Waits until the node side has reported something new.
+    pub async fn reported(&self) {
+        self.reported.notified().await;
+    }
+
+    /// The node side reports.
+    fn report(&self, reports: BTreeMap<Component, Report>) {
+        let mut inner = self.lock();
+        let mut new = false;
+        for (component, report) in reports {
+            new |= inner.reports.get(&component) != Some(&report);
+            inner.reports.insert(component, report);
+        }
+        if new {
+            self.reported.notify_one();
+        }
     }
 }
 
@@ -235,9 +252,7 @@ impl NodeSide {
                 }
             }
         }
-        let mut inner = self.exchange.lock();
-        inner.settled = reports.values().all(|report| report.settled);
-        inner.reports.extend(reports);
+        self.exchange.report(reports);
         pause
     }
 
