@@ -537,6 +537,9 @@ pub fn down(settings: &Settings) -> Result<()> {
     for number in Node::all(settings) {
         Node::new(settings, number).halt()?;
     }
+    for number in Node::all(settings) {
+        Node::new(settings, number).forget_etcd()?;
+    }
     network::remove(settings)?;
     if let Some(mount) = mounts_below(&settings.state).first() {
         return Err(Error::new(
