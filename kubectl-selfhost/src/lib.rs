@@ -23,6 +23,7 @@ pub mod hand_over;
 pub mod helper_pod;
 pub mod install;
 pub mod inventory;
+pub mod last_known_good;
 pub mod leadership;
 pub mod local_node;
 pub mod manifest;

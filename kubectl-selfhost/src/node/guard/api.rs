@@ -1,15 +1,19 @@
 //! The guard's talk with the API: reads what the CLI states of its own Node, and reports back, with the kubelet's credentials.
 
-use super::{Exchange, GuardOptions, say};
-use crate::names::{Component, NODE_PREFIX};
+use super::last_good::Pods;
+use super::{Exchange, GuardOptions, say, soak};
+use crate::daemon_set::SELECTOR_LABEL;
+use crate::names::{Component, GUARD, NAMESPACE, NODE_PREFIX};
 use crate::node::state::{Desired, GuardReport, Report};
-use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, Patch, PatchParams};
+use k8s_openapi::api::core::v1::{Event, EventSource, Node, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const CALL: Duration = Duration::from_secs(5);
@@ -32,10 +36,17 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
         process: std::process::id(),
         steering_refused: trial.as_ref().err().cloned(),
     };
-    let mut client: Option<(Api<Node>, Instant)> = None;
+    let mut client: Option<(Client, Instant)> = None;
     let mut last_error = String::new();
+    let mut looked = None;
     loop {
-        let settled = match talk(options, exchange, &guard, &mut client).await {
+        let talked = match talk(options, exchange, &guard, &mut client).await {
+            Ok(talked) => beside(options, exchange, client.as_ref(), &talked.node, &mut looked)
+                .await
+                .map(|()| talked.settled),
+            Err(error) => Err(error),
+        };
+        let settled = match talked {
             Ok(settled) => {
                 last_error.clear();
                 settled
@@ -53,17 +64,34 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
     }
 }
 
+/// What one talk about the Node came to.
+struct Talked {
+    /// Nothing is left to do or to report.
+    settled: bool,
+    /// Who the Node is.
+    node: ObjectReference,
+}
+
 async fn talk(
     options: &GuardOptions,
     exchange: &Exchange,
     guard: &GuardReport,
-    client: &mut Option<(Api<Node>, Instant)>,
-) -> Result<bool, String> {
+    client: &mut Option<(Client, Instant)>,
+) -> Result<Talked, String> {
     if client.as_ref().is_none_or(|(_, made)| made.elapsed() > CLIENT_LIFE) {
         *client = Some((connect(&options.kubeconfig).await?, Instant::now()));
     }
-    let Some((nodes, _)) = client else { return Ok(false) };
+    let Some((client, _)) = client else {
+        return Err("there is no client".to_owned());
+    };
+    let nodes: Api<Node> = Api::all(client.clone());
     let node = within(nodes.get_metadata(&options.node_name)).await?;
+    let reference = ObjectReference {
+        kind: Some("Node".to_owned()),
+        name: Some(options.node_name.clone()),
+        uid: node.metadata.uid.clone(),
+        ..ObjectReference::default()
+    };
     let annotations = node.metadata.annotations.unwrap_or_default();
     let (desired, unknown) = desired(&annotations);
     exchange.desire(desired);
@@ -72,9 +100,87 @@ async fn talk(
     if !changes.is_empty() {
         let patch = Patch::Merge(json!({ "metadata": { "annotations": changes } }));
         within(nodes.patch_metadata(&options.node_name, &PatchParams::default(), &patch)).await?;
-        return Ok(false);
     }
-    Ok(settled)
+    Ok(Talked {
+        settled: settled && changes.is_empty(),
+        node: reference,
+    })
+}
+
+/// What is read and told besides: the DaemonSets' Pods now and then, and Events.
+async fn beside(
+    options: &GuardOptions,
+    exchange: &Exchange,
+    client: Option<&(Client, Instant)>,
+    node: &ObjectReference,
+    looked: &mut Option<Instant>,
+) -> Result<(), String> {
+    let Some((client, _)) = client else { return Ok(()) };
+    let interval = soak::interval(options.last_known_good_after);
+    if looked.is_none_or(|last| last.elapsed() >= interval) {
+        let at = Instant::now();
+        let pods = own_pods(client, &options.node_name).await?;
+        *looked = Some(at);
+        exchange.show(Pods {
+            at,
+            pods: Arc::new(pods),
+        });
+    }
+    while let Some(notice) = exchange.notice() {
+        let events: Api<Event> = Api::namespaced(client.clone(), EVENT_NAMESPACE);
+        let event = event(&notice, node, &options.node_name);
+        if let Err(error) = within(events.create(&PostParams::default(), &event)).await {
+            exchange.unsent(notice);
+            return Err(format!("an Event cannot be written: {error}"));
+        }
+    }
+    Ok(())
+}
+
+/// Events about a Node, which has no namespace, lie here, as the kubelet's do.
+const EVENT_NAMESPACE: &str = "default";
+
+/// The DaemonSets' Pods of this node: the kubelet may list the Pods that are bound to its Node, and no others. As they are,
+/// with fields that are newer than this program.
+async fn own_pods(client: &Client, node: &str) -> Result<Vec<Value>, String> {
+    let names: Vec<String> = Component::ALL
+        .iter()
+        .map(|component| component.daemon_set_name())
+        .collect();
+    let parameters = ListParams::default()
+        .fields(&format!("spec.nodeName={node}"))
+        .labels(&format!("{SELECTOR_LABEL} in ({})", names.join(",")));
+    let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &ApiResource::erase::<Pod>(&()));
+    let list = within(pods.list(&parameters)).await?;
+    Ok(list
+        .items
+        .iter()
+        .filter_map(|pod| serde_json::to_value(pod).ok())
+        .collect())
+}
+
+fn event(notice: &super::events::Notice, node: &ObjectReference, host: &str) -> Event {
+    let now = Time(jiff::Timestamp::now());
+    Event {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{GUARD}-")),
+            namespace: Some(EVENT_NAMESPACE.to_owned()),
+            ..ObjectMeta::default()
+        },
+        involved_object: node.clone(),
+        type_: Some(notice.kind.to_owned()),
+        reason: Some(notice.reason.to_owned()),
+        // no longer than the API takes
+        message: Some(notice.message.chars().take(1000).collect()),
+        source: Some(EventSource {
+            component: Some(GUARD.to_owned()),
+            host: Some(host.to_owned()),
+        }),
+        first_timestamp: Some(now.clone()),
+        last_timestamp: Some(now),
+        count: Some(1),
+        ..Event::default()
+    }
 }
 
 async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
@@ -85,7 +191,7 @@ async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Str
     }
 }
 
-async fn connect(kubeconfig: &Path) -> Result<Api<Node>, String> {
+async fn connect(kubeconfig: &Path) -> Result<Client, String> {
     let file = Kubeconfig::read_from(kubeconfig).map_err(|error| format!("{}: {error}", kubeconfig.display()))?;
     let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
@@ -93,8 +199,7 @@ async fn connect(kubeconfig: &Path) -> Result<Api<Node>, String> {
     config.default_retry = false;
     // the kubelet does not use a proxy that its Pod's environment might name
     config.proxy_url = None;
-    let client = Client::try_from(config).map_err(|error| format!("{}: {error}", kubeconfig.display()))?;
-    Ok(Api::all(client))
+    Client::try_from(config).map_err(|error| format!("{}: {error}", kubeconfig.display()))
 }
 
 /// What the annotations ask for, and what in them is not understood.

@@ -134,14 +134,25 @@ pub const PUT_AGAIN: Duration = Duration::from_secs(20);
 /// What serves, from processes and files alone.
 #[must_use]
 pub fn state(o: &Observed) -> State {
-    match (
+    let by_processes = process_state(
         o.static_processes > 0,
         o.self_hosted_processes > 0,
         o.fallback_processes > 0,
-    ) {
+    );
+    match by_processes {
+        // a manifest is there of which a process may come any moment
+        State::SelfHosted if o.manifest != Manifest::Absent || o.fallback => State::Both,
+        state => state,
+    }
+}
+
+/// What serves, from which kinds of processes there are.
+#[must_use]
+pub fn process_state(of_static: bool, of_self_hosted: bool, of_fallback: bool) -> State {
+    match (of_static, of_self_hosted, of_fallback) {
         (false, false, false) => State::None,
         (true, false, false) => State::Static,
-        (false, true, false) if o.manifest == Manifest::Absent && !o.fallback => State::SelfHosted,
+        (false, true, false) => State::SelfHosted,
         (false, false, true) => State::Fallback,
         _ => State::Both,
     }
