@@ -90,7 +90,7 @@ fn the_policy_keeps_others_out(cluster: &Cluster) {
     let refused = |user: &str, args: &[&str]| {
         let output = cluster
             .lab
-            .kubectl(&[&[&format!("--as={user}")], args].concat())
+            .kubectl(&[&[format!("--as={user}").as_str()], args].concat())
             .unwrap();
         let told = output.stderr.contains("selfhost-node-marks") && output.stderr.contains("DaemonSets in kube-system");
         if !output.success() && told {
