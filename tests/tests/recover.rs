@@ -2,6 +2,8 @@
 
 use std::{fs, time::Duration};
 
+use tests::operate::edits::Component;
+
 use crate::support::{COMPONENTS, Cluster, flat, say};
 
 #[test]
@@ -88,6 +90,9 @@ fn planned_and_brought_back(cluster: &Cluster) {
             Err(flat(&status))
         }
     });
+    for component in Component::ALL {
+        operator.settle(component).unwrap();
+    }
     cluster.assert_self_hosted();
 }
 

@@ -35,6 +35,16 @@ pub struct Measure<'a> {
     pub sha256: &'a str,
 }
 
+/// Which fallback is put in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Turn {
+    /// The last template that ran well, where there is one.
+    #[default]
+    Usual,
+    /// The original, as the template's did not come up.
+    Original,
+}
+
 /// The fallback of one component.
 #[derive(Debug)]
 pub struct LastGood {
@@ -45,6 +55,8 @@ pub struct LastGood {
     kept: Option<Kept>,
     soak: Soak,
     looked: Option<Instant>,
+    /// Which of the two is put in, while they take turns.
+    turn: Turn,
     /// Why the template that runs cannot be the fallback, or what was kept cannot be used.
     refused: Option<String>,
 }
@@ -64,6 +76,7 @@ impl LastGood {
             kept,
             soak: Soak::default(),
             looked: None,
+            turn: Turn::Usual,
             refused,
         }
     }
@@ -80,7 +93,13 @@ impl LastGood {
             },
             template: kept.map(|kept| kept.template.clone()).unwrap_or_default(),
             since: kept.map(|kept| kept.since.clone()),
-            refused: self.refused.clone(),
+            refused: match self.turn {
+                Turn::Usual => self.refused.clone(),
+                Turn::Original => Some(
+                    "the fallback made of it did not come up within three minutes, and that of the original was put in"
+                        .to_owned(),
+                ),
+            },
         }
     }
 
@@ -93,7 +112,7 @@ impl LastGood {
             .kept
             .as_ref()
             .filter(|kept| Some(kept.original.as_str()) == original);
-        if let Some(kept) = kept {
+        if let Some(kept) = kept.filter(|_| self.turn == Turn::Usual) {
             match kept.manifest(&self.files) {
                 Ok(text) => return Ok(text.as_bytes().to_vec()),
                 Err(error) => {
@@ -103,6 +122,26 @@ impl LastGood {
             }
         }
         std::fs::read(self.files.fallback())
+    }
+
+    /// Whether there are two different ones.
+    #[must_use]
+    pub fn has_other(&self, original: Option<&str>) -> bool {
+        let kept = self.kept.as_ref();
+        kept.is_some_and(|kept| Some(kept.original.as_str()) == original)
+    }
+
+    /// The other one is to be put in next.
+    pub fn take_turns(&mut self) {
+        self.turn = match self.turn {
+            Turn::Usual => Turn::Original,
+            Turn::Original => Turn::Usual,
+        };
+    }
+
+    /// The usual one is to be put in next.
+    pub fn usual_turn(&mut self) {
+        self.turn = Turn::Usual;
     }
 
     /// Forgets what is kept: it belongs to an earlier conversion.

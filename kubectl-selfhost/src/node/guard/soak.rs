@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 /// safe before the one who made it has turned to something else.
 pub const USUAL: Duration = Duration::from_secs(600);
 
-/// How often a Pod is looked at that has to run well for so long.
+/// How often a Pod is looked at that has to run well for so long. Not more often than the API is talked with at rest.
 #[must_use]
 pub fn interval(needed: Duration) -> Duration {
-    (needed / 20).clamp(Duration::from_secs(1), Duration::from_secs(30))
+    (needed / 20).clamp(Duration::from_secs(2), Duration::from_secs(30))
 }
 
 /// What has to stay the same meanwhile.

@@ -85,6 +85,7 @@ pub struct ComponentWorld {
     /// The listening socket of each process (id and start) that was seen to have one.
     sockets: HashMap<(u32, u64), u64>,
     handing_since: Option<Instant>,
+    fallback_since: Option<Instant>,
     grace: Duration,
     foreign: Option<ForeignManifest>,
     last_manifest: Option<(PathBuf, Manifest)>,
@@ -124,6 +125,7 @@ impl ComponentWorld {
             heard: None,
             sockets: HashMap::new(),
             handing_since: None,
+            fallback_since: None,
             grace,
             foreign: None,
             last_manifest: None,
@@ -240,6 +242,8 @@ impl ComponentWorld {
         let count = |role| mine.iter().filter(|process| process.role == role).count();
         let manifest = self.classify(manifests);
         let fallback = manifests.ours.contains(&self.component);
+        let fallback_since = fallback.then(|| self.fallback_since.unwrap_or(look.at));
+        self.fallback_since = fallback_since;
         if self.endpoint.is_none() {
             self.endpoint = manifests.find(self.component).and_then(|found| found.endpoint);
         }
@@ -292,6 +296,8 @@ impl ComponentWorld {
             saved: self.original.is_some(),
             manifest,
             fallback,
+            fallback_for: fallback_since.map_or(Duration::ZERO, |since| look.at.saturating_duration_since(since)),
+            other_fallback: self.good.has_other(self.original_sha256().as_deref()),
             verdict: self.verdict(),
             waiting: look.found.waiting.contains(&self.component),
             static_processes: count(Role::Static),
@@ -401,13 +407,16 @@ impl ComponentWorld {
                 handed_over: true,
                 ..self.memory.clone()
             }),
-            Action::PutFallback => {
-                self.handing_since = Some(look.at);
-                let original = self.original_sha256();
-                let bytes = self.good.manifest(original.as_deref())?;
-                files::write(&self.fallback_path(), &bytes, Attributes::mode(0o600))
+            Action::PutFallback => self.put_fallback(look),
+            Action::PutOtherFallback => {
+                self.good.take_turns();
+                self.put_fallback(look)
             }
-            Action::RemoveFallback => files::remove(&self.fallback_path()),
+            Action::RemoveFallback => {
+                files::remove(&self.fallback_path())?;
+                self.good.usual_turn();
+                Ok(())
+            }
             Action::PutOriginal => self.put_original(look),
             Action::PutOriginalAgain => {
                 files::remove(&self.original_path()?)?;
@@ -426,6 +435,15 @@ impl ComponentWorld {
                 })
             }
         }
+    }
+
+    fn put_fallback(&mut self, look: &Look) -> io::Result<()> {
+        self.handing_since = Some(look.at);
+        let original = self.original_sha256();
+        let bytes = self.good.manifest(original.as_deref())?;
+        files::write(&self.fallback_path(), &bytes, Attributes::mode(0o600))?;
+        self.fallback_since = Some(look.at);
+        Ok(())
     }
 
     fn save_original(&mut self) -> io::Result<()> {
