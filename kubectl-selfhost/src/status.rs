@@ -4,7 +4,7 @@ use crate::cluster::ControlPlane;
 use crate::component_state::component_state;
 use crate::hand_over::last_log_line;
 use crate::names::{Component, GUARD};
-use crate::node::state::ForeignManifest;
+use crate::node::state::{FallbackReport, ForeignManifest, MadeOf};
 use crate::observe::{Observation, PodFacts};
 use crate::plan::{API_VERSION, ComponentState};
 use serde::Serialize;
@@ -58,6 +58,9 @@ pub struct ComponentStatus {
     /// A manifest that somebody wrote while the DaemonSet serves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub foreign_manifest: Option<ForeignManifest>,
+    /// What the fallback is made of, on a node that is converted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<FallbackReport>,
     /// What the guard does right now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
@@ -158,6 +161,9 @@ fn component_status(observation: &Observation, component: Component) -> Componen
         pod: serving.map(|pod| pod.name.clone()),
         troubles,
         foreign_manifest: report.and_then(|report| report.foreign_manifest.clone()),
+        fallback: report
+            .filter(|report| report.desired.is_self_hosted())
+            .and_then(|report| report.fallback.clone()),
         step: report.map(|report| report.step.clone()).filter(|step| !step.is_empty()),
         error: report.and_then(|report| report.error.clone()),
     }
@@ -213,7 +219,7 @@ pub async fn add_log_lines(status: &mut ClusterStatus, observations: &[&Observat
 pub fn table(status: &ClusterStatus, wide: bool) -> Table {
     let mut headers = vec!["NODE", "COMPONENT", "STATE", "VERSION", "READY", "LEADER", "GUARD"];
     if wide {
-        headers.extend(["POD", "BUILD"]);
+        headers.extend(["POD", "FALLBACK", "BUILD"]);
     }
     let mut table = Table::new(headers);
     for node in &status.nodes {
@@ -235,12 +241,22 @@ pub fn table(status: &ClusterStatus, wide: bool) -> Table {
             ];
             if wide {
                 row.push(component.pod.clone().unwrap_or_else(|| "-".into()));
+                row.push(component.fallback.as_ref().map_or("-".into(), short_fallback));
                 row.push(node.guard.build.clone().unwrap_or_else(|| "-".into()));
             }
             table.row(row);
         }
     }
     table
+}
+
+/// What a fallback is made of, in a word or two.
+fn short_fallback(fallback: &FallbackReport) -> String {
+    match (fallback.made_of, fallback.template.generation) {
+        (MadeOf::Original, _) => "original".to_owned(),
+        (MadeOf::Template, Some(generation)) => format!("generation {generation}"),
+        (MadeOf::Template, None) => "template".to_owned(),
+    }
 }
 
 /// What the table has no place for, a line each.
@@ -283,9 +299,21 @@ pub fn remarks(status: &Status) -> Vec<String> {
         if let Some(error) = &component.error {
             remarks.push(format!("{name}: {error}"));
         }
-        if component.state == ComponentState::Fallback {
+        if let Some(fallback) = &component.fallback
+            && let Some(why) = &fallback.refused
+        {
             remarks.push(format!(
-                "{name}: the guard's fallback serves; `kubectl selfhost convert` puts the DaemonSet right"
+                "{name}: the fallback is still made of {}: {why}",
+                fallback.name()
+            ));
+        }
+        if component.state == ComponentState::Fallback {
+            let made_of = component
+                .fallback
+                .as_ref()
+                .map_or_else(String::new, |fallback| format!(", made of {}", fallback.name()));
+            remarks.push(format!(
+                "{name}: the guard's fallback serves{made_of}; `kubectl selfhost convert` puts the DaemonSet right"
             ));
         }
     }

@@ -18,6 +18,8 @@ mod kinds_of_clusters;
 mod klusterlet;
 mod klusterlet_deploy;
 mod lab;
+mod last_known_good;
+mod recover;
 mod rolls;
 mod running;
 mod several_nodes;

@@ -3,6 +3,7 @@
 pub mod convert;
 pub mod node;
 pub mod reach;
+pub mod recover;
 pub mod revert;
 
 use clap::{Parser, Subcommand};
@@ -34,6 +35,10 @@ enum Command {
     Status(Box<revert::StatusArgs>),
     /// Put the original static Pods back, and remove everything of ours
     Revert(Box<revert::RevertArgs>),
+    /// Bring back, from the node's own files, a control plane that is gone; as root on that node, without any API
+    Recover(recover::RecoverArgs),
+    /// Print a policy that keeps others than administrators from our marks on Nodes, for `kubectl apply -f -`
+    Policy,
     /// Run what nodes run
     #[command(subcommand, hide = true)]
     Node(node::NodeCommand),
@@ -57,6 +62,8 @@ impl Cli {
             Command::Convert(args) => convert::run_convert(*args, verbosity, printer).await,
             Command::Status(args) => revert::run_status(*args, verbosity, printer).await,
             Command::Revert(args) => revert::run_revert(*args, verbosity, printer).await,
+            Command::Recover(args) => recover::run_recover(args, printer).await,
+            Command::Policy => printer.data(&crate::policy::yaml()?),
             Command::Node(command) => node::run(command, printer).await,
         }?;
         Ok(0)

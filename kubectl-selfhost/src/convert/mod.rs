@@ -19,7 +19,7 @@ use shared::progress::{Outcome, Reporter, reporter};
 use shared::table::Table;
 use shared::{Error, Printer, Result, prompt};
 use std::pin::{Pin, pin};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// How ports are handed over.
@@ -47,6 +47,8 @@ pub struct ConvertOptions {
     pub per_node: bool,
     /// A node may run the template of a DaemonSet that serves others and differs from its manifest.
     pub accept_template: bool,
+    /// How long a template runs well on a node before its fallback is made of it; as it is set already when absent.
+    pub last_known_good_after: Option<Duration>,
     /// How to print.
     pub output: OutputFormat,
     /// Feature gates.
@@ -113,7 +115,7 @@ async fn run(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Resul
         }
         return Ok(());
     }
-    let renewed = |node: &&PlannedNode| is_all_converted(&node.observation, options) && !node.is_done(options);
+    let renewed = |node: &&PlannedNode| is_all_converted(&node.observation, options) && !node.is_guarded();
     if options.output != OutputFormat::Json && planned.nodes.iter().any(|node| renewed(&node)) {
         printer.note("the guard is of another build than this program, and is replaced by this one's");
     }

@@ -177,7 +177,7 @@ async fn prepare(node: &PlannedNode, options: &ConvertOptions, task: &str, repor
     })?;
     let before = observation.node.guard.as_ref().map(|guard| guard.process);
     reporter.waiting(task, "the executable and the guard to be installed");
-    let changed = target.install(&image).await?;
+    let changed = target.install(&image, options.last_known_good_after).await?;
     reporter.step(
         task,
         &format!("executable installed as {}", target.binary.path().display()),

@@ -1,17 +1,21 @@
 //! The guard's talk with the API: reads what the CLI states of its own Node, and reports back, with the kubelet's credentials.
 
-use super::{Exchange, GuardOptions, say};
-use crate::names::{Component, NODE_PREFIX};
+use super::last_good::Pods;
+use super::{Exchange, GuardOptions, say, soak};
+use crate::daemon_set::SELECTOR_LABEL;
+use crate::names::{Component, GUARD, NAMESPACE, NODE_PREFIX};
 use crate::node::state::{Desired, GuardReport, Report};
 use futures_util::StreamExt;
-use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, Patch, PatchParams, WatchEvent, WatchParams};
+use k8s_openapi::api::core::v1::{Event, EventSource, Node, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const CALL: Duration = Duration::from_secs(5);
@@ -38,47 +42,64 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
         process: std::process::id(),
         steering_refused: trial.as_ref().err().cloned(),
     };
-    let mut client: Option<(Api<Node>, Instant)> = None;
-    let mut last_error = String::new();
+    let mut client: Option<(Client, Instant)> = None;
+    let mut said = String::new();
+    let mut looked = None;
+    let mut complain = |error: Option<&str>| {
+        let error = error.unwrap_or_default();
+        if error != said && !error.is_empty() {
+            say(&format!("no talk with the API: {error}"));
+        }
+        error.clone_into(&mut said);
+    };
     loop {
         match talk(options, exchange, &guard, &mut client).await {
-            Ok((nodes, version)) => {
-                last_error.clear();
+            Ok(talked) => {
+                // what cannot be looked at or told now, can be in the next round
+                let also = beside(options, exchange, client.as_ref(), &talked.node, &mut looked).await;
+                complain(also.err().as_deref());
+                let longest = LOOK_AGAIN.min(soak::interval(options.last_known_good_after));
                 tokio::select! {
                     () = exchange.reported() => {}
-                    () = changed(&nodes, &options.node_name, &version) => {}
-                    () = tokio::time::sleep(LOOK_AGAIN) => {}
+                    () = changed(&talked.nodes, &options.node_name, &talked.version) => {}
+                    () = tokio::time::sleep(longest) => {}
                 }
                 tokio::time::sleep(PAUSE).await;
             }
             Err(error) => {
                 client = None;
-                if error != last_error {
-                    say(&format!("no talk with the API: {error}"));
-                    last_error = error;
-                }
+                complain(Some(&error));
                 tokio::time::sleep(AGAIN).await;
             }
         }
     }
 }
 
-/// One round: reads what is wanted, reports where something has changed. Returns the version of the Node that was read or
-/// written last.
+/// What one round came to.
+struct Talked {
+    nodes: Api<Node>,
+    /// Who the Node is.
+    node: ObjectReference,
+    /// The version of the Node that was read or written last.
+    version: String,
+}
+
+/// One round: reads what is wanted, reports where something has changed.
 async fn talk(
     options: &GuardOptions,
     exchange: &Exchange,
     guard: &GuardReport,
-    client: &mut Option<(Api<Node>, Instant)>,
-) -> Result<(Api<Node>, String), String> {
-    let nodes = match client {
-        Some((nodes, made)) if made.elapsed() <= CLIENT_LIFE => nodes.clone(),
+    client: &mut Option<(Client, Instant)>,
+) -> Result<Talked, String> {
+    let client = match client {
+        Some((client, made)) if made.elapsed() <= CLIENT_LIFE => client.clone(),
         _ => {
-            let nodes = connect(&options.kubeconfig).await?;
-            *client = Some((nodes.clone(), Instant::now()));
-            nodes
+            let made = connect(&options.kubeconfig).await?;
+            *client = Some((made.clone(), Instant::now()));
+            made
         }
     };
+    let nodes: Api<Node> = Api::all(client);
     let mut node = within(nodes.get_metadata(&options.node_name)).await?;
     let annotations = node.metadata.annotations.take().unwrap_or_default();
     let (wanted, unknown) = desired(&annotations);
@@ -89,7 +110,16 @@ async fn talk(
         node = within(nodes.patch_metadata(&options.node_name, &PatchParams::default(), &patch)).await?;
         exchange.desire(desired(&node.metadata.annotations.unwrap_or_default()).0);
     }
-    Ok((nodes, node.metadata.resource_version.unwrap_or_default()))
+    Ok(Talked {
+        nodes,
+        node: ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(options.node_name.clone()),
+            uid: node.metadata.uid,
+            ..ObjectReference::default()
+        },
+        version: node.metadata.resource_version.unwrap_or_default(),
+    })
 }
 
 /// Waits until the Node is no longer at that version, or the API does not tell any more.
@@ -107,6 +137,82 @@ async fn changed(nodes: &Api<Node>, name: &str, version: &str) {
     }
 }
 
+/// What is read and told besides: the DaemonSets' Pods now and then, and Events.
+async fn beside(
+    options: &GuardOptions,
+    exchange: &Exchange,
+    client: Option<&(Client, Instant)>,
+    node: &ObjectReference,
+    looked: &mut Option<Instant>,
+) -> Result<(), String> {
+    let Some((client, _)) = client else { return Ok(()) };
+    let interval = soak::interval(options.last_known_good_after);
+    if looked.is_none_or(|last| last.elapsed() >= interval) {
+        let at = Instant::now();
+        let pods = own_pods(client, &options.node_name).await?;
+        *looked = Some(at);
+        exchange.show(Pods {
+            at,
+            pods: Arc::new(pods),
+        });
+    }
+    while let Some(notice) = exchange.notice() {
+        let events: Api<Event> = Api::namespaced(client.clone(), EVENT_NAMESPACE);
+        let event = event(&notice, node, &options.node_name);
+        if let Err(error) = within(events.create(&PostParams::default(), &event)).await {
+            exchange.unsent(notice);
+            return Err(format!("an Event cannot be written: {error}"));
+        }
+    }
+    Ok(())
+}
+
+/// Events about a Node, which has no namespace, lie here, as the kubelet's do.
+const EVENT_NAMESPACE: &str = "default";
+
+/// The DaemonSets' Pods of this node: the kubelet may list the Pods that are bound to its Node, and no others. As they are,
+/// with fields that are newer than this program.
+async fn own_pods(client: &Client, node: &str) -> Result<Vec<Value>, String> {
+    let names: Vec<String> = Component::ALL
+        .iter()
+        .map(|component| component.daemon_set_name())
+        .collect();
+    let parameters = ListParams::default()
+        .fields(&format!("spec.nodeName={node}"))
+        .labels(&format!("{SELECTOR_LABEL} in ({})", names.join(",")));
+    let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &ApiResource::erase::<Pod>(&()));
+    let list = within(pods.list(&parameters)).await?;
+    Ok(list
+        .items
+        .iter()
+        .filter_map(|pod| serde_json::to_value(pod).ok())
+        .collect())
+}
+
+fn event(notice: &super::events::Notice, node: &ObjectReference, host: &str) -> Event {
+    let now = Time(jiff::Timestamp::now());
+    Event {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{GUARD}-")),
+            namespace: Some(EVENT_NAMESPACE.to_owned()),
+            ..ObjectMeta::default()
+        },
+        involved_object: node.clone(),
+        type_: Some(notice.kind.to_owned()),
+        reason: Some(notice.reason.to_owned()),
+        // no longer than the API takes
+        message: Some(notice.message.chars().take(1000).collect()),
+        source: Some(EventSource {
+            component: Some(GUARD.to_owned()),
+            host: Some(host.to_owned()),
+        }),
+        first_timestamp: Some(now.clone()),
+        last_timestamp: Some(now),
+        count: Some(1),
+        ..Event::default()
+    }
+}
+
 async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
     match tokio::time::timeout(CALL, call).await {
         Ok(Ok(value)) => Ok(value),
@@ -115,7 +221,7 @@ async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Str
     }
 }
 
-async fn connect(kubeconfig: &Path) -> Result<Api<Node>, String> {
+async fn connect(kubeconfig: &Path) -> Result<Client, String> {
     let file = Kubeconfig::read_from(kubeconfig).map_err(|error| format!("{}: {error}", kubeconfig.display()))?;
     let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
@@ -123,8 +229,7 @@ async fn connect(kubeconfig: &Path) -> Result<Api<Node>, String> {
     config.default_retry = false;
     // the kubelet does not use a proxy that its Pod's environment might name
     config.proxy_url = None;
-    let client = Client::try_from(config).map_err(|error| format!("{}: {error}", kubeconfig.display()))?;
-    Ok(Api::all(client))
+    Client::try_from(config).map_err(|error| format!("{}: {error}", kubeconfig.display()))
 }
 
 /// What the annotations ask for, and what in them is not understood.
