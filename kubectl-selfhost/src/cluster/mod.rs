@@ -1,5 +1,6 @@
 //! Every call that the CLI makes to the API, and nothing else: no decisions here.
 
+mod changes;
 mod helpers;
 
 pub use helpers::Outcome;

@@ -1,24 +1,31 @@
 //! The guard's talk with the API: reads what the CLI states of its own Node, and reports back, with the kubelet's credentials.
 
+use super::events::Notice;
 use super::last_good::Pods;
 use super::{Exchange, GuardOptions, say, soak};
 use crate::daemon_set::SELECTOR_LABEL;
 use crate::names::{Component, GUARD, NAMESPACE, NODE_PREFIX};
 use crate::node::state::{Desired, GuardReport, Report};
+use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::{Event, EventSource, Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const CALL: Duration = Duration::from_secs(5);
-const BUSY: Duration = Duration::from_millis(300);
-const IDLE: Duration = Duration::from_secs(2);
+/// Least time between two rounds of talk.
+const PAUSE: Duration = Duration::from_millis(100);
+/// After a talk that failed, or a watch that ended at once.
+const AGAIN: Duration = Duration::from_millis(300);
+/// A watch may be dead without a sign: so often the Node is read all the same.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// The kubelet's certificate rotates: a client is not kept for longer than this.
 const CLIENT_LIFE: Duration = Duration::from_secs(600);
 
@@ -36,20 +43,24 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
         process: std::process::id(),
         steering_refused: trial.as_ref().err().cloned(),
     };
-    let mut client: Option<(Client, Instant)> = None;
+    let mut client: Option<(Api<Node>, Instant)> = None;
     let mut last_error = String::new();
     let mut looked = None;
+    let interval = soak::interval(options.last_known_good_after);
     loop {
         let talked = match talk(options, exchange, &guard, &mut client).await {
-            Ok(talked) => beside(options, exchange, client.as_ref(), &talked.node, &mut looked)
-                .await
-                .map(|()| talked.settled),
+            Ok(talked) => beside(options, exchange, &talked, &mut looked).await.map(|()| talked),
             Err(error) => Err(error),
         };
-        let settled = match talked {
-            Ok(settled) => {
+        match talked {
+            Ok(Talked { nodes, version, .. }) => {
                 last_error.clear();
-                settled
+                tokio::select! {
+                    () = exchange.reported() => {}
+                    () = changed(&nodes, &options.node_name, &version) => {}
+                    () = tokio::time::sleep(LOOK_AGAIN.min(interval)) => {}
+                }
+                tokio::time::sleep(PAUSE).await;
             }
             Err(error) => {
                 client = None;
@@ -57,69 +68,86 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
                     say(&format!("no talk with the API: {error}"));
                     last_error = error;
                 }
-                false
+                tokio::time::sleep(AGAIN).await;
             }
-        };
-        tokio::time::sleep(if settled { IDLE } else { BUSY }).await;
+        }
     }
 }
 
-/// What one talk about the Node came to.
+/// What one round came to.
 struct Talked {
-    /// Nothing is left to do or to report.
-    settled: bool,
+    nodes: Api<Node>,
+    /// The version of the Node that was read or written last.
+    version: String,
     /// Who the Node is.
     node: ObjectReference,
 }
 
+/// One round: reads what is wanted, reports where something has changed.
 async fn talk(
     options: &GuardOptions,
     exchange: &Exchange,
     guard: &GuardReport,
-    client: &mut Option<(Client, Instant)>,
+    client: &mut Option<(Api<Node>, Instant)>,
 ) -> Result<Talked, String> {
-    if client.as_ref().is_none_or(|(_, made)| made.elapsed() > CLIENT_LIFE) {
-        *client = Some((connect(&options.kubeconfig).await?, Instant::now()));
-    }
-    let Some((client, _)) = client else {
-        return Err("there is no client".to_owned());
+    let nodes = match client {
+        Some((nodes, made)) if made.elapsed() <= CLIENT_LIFE => nodes.clone(),
+        _ => {
+            let nodes = connect(&options.kubeconfig).await?;
+            *client = Some((nodes.clone(), Instant::now()));
+            nodes
+        }
     };
-    let nodes: Api<Node> = Api::all(client.clone());
-    let node = within(nodes.get_metadata(&options.node_name)).await?;
+    let mut node = within(nodes.get_metadata(&options.node_name)).await?;
+    let annotations = node.metadata.annotations.take().unwrap_or_default();
+    let (wanted, unknown) = desired(&annotations);
+    exchange.desire(wanted);
+    let changes = changes(&annotations, &exchange.reports(), &unknown, guard);
+    if !changes.is_empty() {
+        let patch = Patch::Merge(json!({ "metadata": { "annotations": changes } }));
+        node = within(nodes.patch_metadata(&options.node_name, &PatchParams::default(), &patch)).await?;
+        exchange.desire(desired(&node.metadata.annotations.unwrap_or_default()).0);
+    }
     let reference = ObjectReference {
         kind: Some("Node".to_owned()),
         name: Some(options.node_name.clone()),
-        uid: node.metadata.uid.clone(),
+        uid: node.metadata.uid,
         ..ObjectReference::default()
     };
-    let annotations = node.metadata.annotations.unwrap_or_default();
-    let (desired, unknown) = desired(&annotations);
-    exchange.desire(desired);
-    let (reports, settled) = exchange.reports();
-    let changes = changes(&annotations, &reports, &unknown, guard);
-    if !changes.is_empty() {
-        let patch = Patch::Merge(json!({ "metadata": { "annotations": changes } }));
-        within(nodes.patch_metadata(&options.node_name, &PatchParams::default(), &patch)).await?;
-    }
     Ok(Talked {
-        settled: settled && changes.is_empty(),
+        nodes,
+        version: node.metadata.resource_version.unwrap_or_default(),
         node: reference,
     })
+}
+
+/// Waits until the Node is no longer at that version, or the API does not tell any more.
+async fn changed(nodes: &Api<Node>, name: &str, version: &str) {
+    let parameters = WatchParams::default()
+        .fields(&format!("metadata.name={name}"))
+        .disable_bookmarks();
+    let rang = async {
+        let events = within(nodes.watch_metadata(&parameters, version)).await.ok()?;
+        let first = pin!(events).next().await?.ok()?;
+        (!matches!(first, WatchEvent::Error(_))).then_some(())
+    };
+    if rang.await.is_none() {
+        tokio::time::sleep(AGAIN).await;
+    }
 }
 
 /// What is read and told besides: the DaemonSets' Pods now and then, and Events.
 async fn beside(
     options: &GuardOptions,
     exchange: &Exchange,
-    client: Option<&(Client, Instant)>,
-    node: &ObjectReference,
+    talked: &Talked,
     looked: &mut Option<Instant>,
 ) -> Result<(), String> {
-    let Some((client, _)) = client else { return Ok(()) };
+    let client = talked.nodes.clone().into_client();
     let interval = soak::interval(options.last_known_good_after);
     if looked.is_none_or(|last| last.elapsed() >= interval) {
         let at = Instant::now();
-        let pods = own_pods(client, &options.node_name).await?;
+        let pods = own_pods(&client, &options.node_name).await?;
         *looked = Some(at);
         exchange.show(Pods {
             at,
@@ -128,7 +156,7 @@ async fn beside(
     }
     while let Some(notice) = exchange.notice() {
         let events: Api<Event> = Api::namespaced(client.clone(), EVENT_NAMESPACE);
-        let event = event(&notice, node, &options.node_name);
+        let event = event(&notice, &talked.node, &options.node_name);
         if let Err(error) = within(events.create(&PostParams::default(), &event)).await {
             exchange.unsent(notice);
             return Err(format!("an Event cannot be written: {error}"));
@@ -159,7 +187,7 @@ async fn own_pods(client: &Client, node: &str) -> Result<Vec<Value>, String> {
         .collect())
 }
 
-fn event(notice: &super::events::Notice, node: &ObjectReference, host: &str) -> Event {
+fn event(notice: &Notice, node: &ObjectReference, host: &str) -> Event {
     let now = Time(jiff::Timestamp::now());
     Event {
         metadata: ObjectMeta {
@@ -191,7 +219,7 @@ async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Str
     }
 }
 
-async fn connect(kubeconfig: &Path) -> Result<Client, String> {
+async fn connect(kubeconfig: &Path) -> Result<Api<Node>, String> {
     let file = Kubeconfig::read_from(kubeconfig).map_err(|error| format!("{}: {error}", kubeconfig.display()))?;
     let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
@@ -199,7 +227,8 @@ async fn connect(kubeconfig: &Path) -> Result<Client, String> {
     config.default_retry = false;
     // the kubelet does not use a proxy that its Pod's environment might name
     config.proxy_url = None;
-    Client::try_from(config).map_err(|error| format!("{}: {error}", kubeconfig.display()))
+    let client = Client::try_from(config).map_err(|error| format!("{}: {error}", kubeconfig.display()))?;
+    Ok(Api::all(client))
 }
 
 /// What the annotations ask for, and what in them is not understood.

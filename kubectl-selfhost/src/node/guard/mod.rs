@@ -50,6 +50,7 @@ pub struct GuardOptions {
 pub struct Exchange {
     inner: Mutex<Inner>,
     changed: Condvar,
+    reported: tokio::sync::Notify,
 }
 
 #[derive(Debug, Default)]
@@ -57,7 +58,6 @@ struct Inner {
     /// Absent until the API has answered once.
     desired: Option<BTreeMap<Component, Desired>>,
     reports: BTreeMap<Component, Report>,
-    settled: bool,
     /// Absent until the API has shown them once.
     pods: Option<Pods>,
     notices: Queue,
@@ -94,11 +94,31 @@ impl Exchange {
         self.lock().notices.again(notice);
     }
 
-    /// What the node side last reported, and whether all of it is settled.
+    /// What the node side last reported.
     #[must_use]
-    pub fn reports(&self) -> (BTreeMap<Component, Report>, bool) {
-        let inner = self.lock();
-        (inner.reports.clone(), inner.settled)
+    pub fn reports(&self) -> BTreeMap<Component, Report> {
+        self.lock().reports.clone()
+    }
+
+    /// Waits until the node side has reported something new.
+    pub async fn reported(&self) {
+        self.reported.notified().await;
+    }
+
+    /// The node side reports; what is worth an Event is put down.
+    fn report(&self, reports: BTreeMap<Component, Report>) {
+        let mut inner = self.lock();
+        let mut new = false;
+        for (component, report) in reports {
+            new |= inner.reports.get(&component) != Some(&report);
+            for notice in events::between(component, inner.reports.get(&component), &report) {
+                inner.notices.push(notice);
+            }
+            inner.reports.insert(component, report);
+        }
+        if new {
+            self.reported.notify_one();
+        }
     }
 }
 
@@ -301,21 +321,9 @@ impl NodeSide {
                 }
             }
         }
-        self.tell(reports);
+        self.exchange.report(reports);
         self.tell_broken(&look, &broken);
         pause
-    }
-
-    /// Reports, and what is worth an Event.
-    fn tell(&self, reports: BTreeMap<Component, Report>) {
-        let mut inner = self.exchange.lock();
-        inner.settled = reports.values().all(|report| report.settled);
-        for (component, report) in reports {
-            for notice in events::between(component, inner.reports.get(&component), &report) {
-                inner.notices.push(notice);
-            }
-            inner.reports.insert(component, report);
-        }
     }
 
     /// Reports what could not be looked at or done: what else was reported stays, with what serves now.
@@ -348,10 +356,7 @@ impl NodeSide {
             };
             reports.insert(*component, report);
         }
-        if !reports.is_empty() {
-            self.tell(reports);
-            self.exchange.lock().settled = false;
-        }
+        self.exchange.report(reports);
     }
 
     /// Sleeps, or wakes up early when the API side states something new.
