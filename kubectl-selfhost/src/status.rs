@@ -61,6 +61,9 @@ pub struct ComponentStatus {
     /// What the fallback is made of, on a node that is converted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallback: Option<FallbackReport>,
+    /// The component is to be self-hosted, and its Node does not let its DaemonSet's Pod in, as after it was registered anew.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ungated: bool,
     /// What the guard does right now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
@@ -164,6 +167,7 @@ fn component_status(observation: &Observation, component: Component) -> Componen
         fallback: report
             .filter(|report| report.desired.is_self_hosted())
             .and_then(|report| report.fallback.clone()),
+        ungated: state == ComponentState::Fallback && !observation.node.gated.contains(&component),
         step: report.map(|report| report.step.clone()).filter(|step| !step.is_empty()),
         error: report.and_then(|report| report.error.clone()),
     }
@@ -312,8 +316,13 @@ pub fn remarks(status: &Status) -> Vec<String> {
                 .fallback
                 .as_ref()
                 .map_or_else(String::new, |fallback| format!(", made of {}", fallback.name()));
+            let ungated = if component.ungated {
+                ": its Node has lost the label that lets its DaemonSet's Pod in"
+            } else {
+                ""
+            };
             remarks.push(format!(
-                "{name}: the guard's fallback serves{made_of}; `kubectl selfhost convert` puts the DaemonSet right"
+                "{name}: the guard's fallback serves{made_of}{ungated}; `kubectl selfhost convert` puts the DaemonSet right"
             ));
         }
     }

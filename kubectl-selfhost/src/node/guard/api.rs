@@ -1,5 +1,6 @@
 //! The guard's talk with the API: reads what the CLI states of its own Node, and reports back, with the kubelet's credentials.
 
+use super::events::Notice;
 use super::last_good::Pods;
 use super::{Exchange, GuardOptions, say, soak};
 use crate::daemon_set::SELECTOR_LABEL;
@@ -42,9 +43,10 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
         process: std::process::id(),
         steering_refused: trial.as_ref().err().cloned(),
     };
-    let mut client: Option<(Client, Instant)> = None;
-    let mut said = String::new();
+    let mut client: Option<(Api<Node>, Instant)> = None;
     let mut looked = None;
+    let longest = LOOK_AGAIN.min(soak::interval(options.last_known_good_after));
+    let mut said = String::new();
     let mut complain = |error: Option<&str>| {
         let error = error.unwrap_or_default();
         if error != said && !error.is_empty() {
@@ -56,9 +58,8 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
         match talk(options, exchange, &guard, &mut client).await {
             Ok(talked) => {
                 // what cannot be looked at or told now, can be in the next round
-                let also = beside(options, exchange, client.as_ref(), &talked.node, &mut looked).await;
+                let also = beside(options, exchange, &talked, &mut looked).await;
                 complain(also.err().as_deref());
-                let longest = LOOK_AGAIN.min(soak::interval(options.last_known_good_after));
                 tokio::select! {
                     () = exchange.reported() => {}
                     () = changed(&talked.nodes, &options.node_name, &talked.version) => {}
@@ -78,10 +79,10 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
 /// What one round came to.
 struct Talked {
     nodes: Api<Node>,
-    /// Who the Node is.
-    node: ObjectReference,
     /// The version of the Node that was read or written last.
     version: String,
+    /// Who the Node is.
+    node: ObjectReference,
 }
 
 /// One round: reads what is wanted, reports where something has changed.
@@ -89,17 +90,16 @@ async fn talk(
     options: &GuardOptions,
     exchange: &Exchange,
     guard: &GuardReport,
-    client: &mut Option<(Client, Instant)>,
+    client: &mut Option<(Api<Node>, Instant)>,
 ) -> Result<Talked, String> {
-    let client = match client {
-        Some((client, made)) if made.elapsed() <= CLIENT_LIFE => client.clone(),
+    let nodes = match client {
+        Some((nodes, made)) if made.elapsed() <= CLIENT_LIFE => nodes.clone(),
         _ => {
-            let made = connect(&options.kubeconfig).await?;
-            *client = Some((made.clone(), Instant::now()));
-            made
+            let nodes = connect(&options.kubeconfig).await?;
+            *client = Some((nodes.clone(), Instant::now()));
+            nodes
         }
     };
-    let nodes: Api<Node> = Api::all(client);
     let mut node = within(nodes.get_metadata(&options.node_name)).await?;
     let annotations = node.metadata.annotations.take().unwrap_or_default();
     let (wanted, unknown) = desired(&annotations);
@@ -110,15 +110,16 @@ async fn talk(
         node = within(nodes.patch_metadata(&options.node_name, &PatchParams::default(), &patch)).await?;
         exchange.desire(desired(&node.metadata.annotations.unwrap_or_default()).0);
     }
+    let reference = ObjectReference {
+        kind: Some("Node".to_owned()),
+        name: Some(options.node_name.clone()),
+        uid: node.metadata.uid,
+        ..ObjectReference::default()
+    };
     Ok(Talked {
         nodes,
-        node: ObjectReference {
-            kind: Some("Node".to_owned()),
-            name: Some(options.node_name.clone()),
-            uid: node.metadata.uid,
-            ..ObjectReference::default()
-        },
         version: node.metadata.resource_version.unwrap_or_default(),
+        node: reference,
     })
 }
 
@@ -141,15 +142,14 @@ async fn changed(nodes: &Api<Node>, name: &str, version: &str) {
 async fn beside(
     options: &GuardOptions,
     exchange: &Exchange,
-    client: Option<&(Client, Instant)>,
-    node: &ObjectReference,
+    talked: &Talked,
     looked: &mut Option<Instant>,
 ) -> Result<(), String> {
-    let Some((client, _)) = client else { return Ok(()) };
+    let client = talked.nodes.clone().into_client();
     let interval = soak::interval(options.last_known_good_after);
     if looked.is_none_or(|last| last.elapsed() >= interval) {
         let at = Instant::now();
-        let pods = own_pods(client, &options.node_name).await?;
+        let pods = own_pods(&client, &options.node_name).await?;
         *looked = Some(at);
         exchange.show(Pods {
             at,
@@ -158,7 +158,7 @@ async fn beside(
     }
     while let Some(notice) = exchange.notice() {
         let events: Api<Event> = Api::namespaced(client.clone(), EVENT_NAMESPACE);
-        let event = event(&notice, node, &options.node_name);
+        let event = event(&notice, &talked.node, &options.node_name);
         if let Err(error) = within(events.create(&PostParams::default(), &event)).await {
             exchange.unsent(notice);
             return Err(format!("an Event cannot be written: {error}"));
@@ -189,7 +189,7 @@ async fn own_pods(client: &Client, node: &str) -> Result<Vec<Value>, String> {
         .collect())
 }
 
-fn event(notice: &super::events::Notice, node: &ObjectReference, host: &str) -> Event {
+fn event(notice: &Notice, node: &ObjectReference, host: &str) -> Event {
     let now = Time(jiff::Timestamp::now());
     Event {
         metadata: ObjectMeta {
@@ -221,7 +221,7 @@ async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Str
     }
 }
 
-async fn connect(kubeconfig: &Path) -> Result<Client, String> {
+async fn connect(kubeconfig: &Path) -> Result<Api<Node>, String> {
     let file = Kubeconfig::read_from(kubeconfig).map_err(|error| format!("{}: {error}", kubeconfig.display()))?;
     let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
@@ -229,7 +229,8 @@ async fn connect(kubeconfig: &Path) -> Result<Client, String> {
     config.default_retry = false;
     // the kubelet does not use a proxy that its Pod's environment might name
     config.proxy_url = None;
-    Client::try_from(config).map_err(|error| format!("{}: {error}", kubeconfig.display()))
+    let client = Client::try_from(config).map_err(|error| format!("{}: {error}", kubeconfig.display()))?;
+    Ok(Api::all(client))
 }
 
 /// What the annotations ask for, and what in them is not understood.

@@ -9,7 +9,7 @@ use super::volume_files;
 use crate::fields::string_at;
 use crate::last_known_good::{Template, draft};
 use crate::names::Component;
-use crate::node::process::{ComponentProcess, Processes};
+use crate::node::process::{ComponentProcess, PodContainers, Processes};
 use crate::node::state::{ComponentFiles, FallbackReport, MadeOf};
 use serde_json::Value;
 use std::io;
@@ -197,7 +197,13 @@ impl LastGood {
                 )));
             }
         };
-        let volumes = match volume_files::read(&draft.volumes, &processes.containers_of(&uid)?) {
+        // all processes are looked at for it: only where a volume has to be read
+        let containers = if draft.volumes.is_empty() {
+            PodContainers::new()
+        } else {
+            processes.containers_of(&uid)?
+        };
+        let volumes = match volume_files::read(&draft.volumes, &containers) {
             Ok(volumes) => volumes,
             Err(error) => return Ok(self.broken(&format!("the template that runs cannot be the fallback: {error}"))),
         };
