@@ -14,6 +14,7 @@ use crate::{
     files::FileMark,
     follow::{Change, follow},
     hub::Hub,
+    hub_kubeconfig::files_of,
 };
 
 /// Resolves when the request is not as it was seen any more, or cannot be watched.
@@ -49,15 +50,17 @@ pub(super) async fn decided(context: &Context, access: &HubAccess, name: &str, s
     }
 }
 
-/// Tells when the bootstrap kubeconfig changes.
+/// Tells when the bootstrap kubeconfig, or a file that it names, changes.
 pub async fn watch_bootstrap_file(context: &Context) {
     let path = context.bootstrap_file();
-    let mut mark = FileMark::of(&path);
+    let look = |files: &[std::path::PathBuf]| files.iter().map(|file| FileMark::of(file)).collect::<Vec<_>>();
+    let mut files = files_of(&path);
+    let mut marks = look(&files);
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let now = FileMark::of(&path);
-        if now != mark {
-            mark = now;
+        if look(&files) != marks {
+            files = files_of(&path);
+            marks = look(&files);
             context
                 .log
                 .info("the bootstrap kubeconfig changed", &[("file", &path.display())]);

@@ -70,6 +70,8 @@ struct Memory {
     registered: Option<String>,
     /// The problem that was told last.
     told: Option<String>,
+    /// Whether the hub's time is known.
+    asked_for_the_time: bool,
     /// When a certificate was stored last.
     stored: Option<Instant>,
 }
@@ -134,16 +136,51 @@ async fn reconcile(context: &Context, memory: &mut Memory) -> Result<Next, Troub
         agent,
         context.state.hub_now(),
     );
+    if let Err(Problem::Expired(_)) = verdict
+        && !memory.asked_for_the_time
+    {
+        // By this machine's clock, which may have jumped. Nothing is thrown away before the hub has been asked for the time.
+        let access = match &endpoint {
+            Ok(_) => HubAccess::bootstrap(&context.bootstrap_file()).ok(),
+            Err(_) => stored_access(&stored).ok(),
+        };
+        if let Some(access) = access
+            && let Some(skew) = access.skew().await
+        {
+            memory.asked_for_the_time = true;
+            context.clock(skew);
+            verdict = assess(
+                &stored.data,
+                endpoint.as_ref().ok(),
+                cluster,
+                agent,
+                context.state.hub_now(),
+            );
+        }
+    }
     if verdict.is_ok() && is_rejected(context, &stored) {
         verdict = refused_again(context, &stored).await?;
     }
-    if let (Err(Problem::EndpointDiffers(fields)), Ok(endpoint)) = (&verdict, &endpoint) {
-        let text = format!(
-            "the bootstrap kubeconfig has another {} than the stored credentials",
-            fields.join(", ")
-        );
-        if moved(context, &stored, endpoint, &text).await? {
-            return Ok(Next::After(Duration::ZERO));
+    // Whether the stored kubeconfig is to follow the bootstrap kubeconfig.
+    let mut follows = true;
+    if let (Err(problem @ Problem::EndpointDiffers(_)), Ok(endpoint)) = (&verdict, &endpoint) {
+        let text = problem.to_string();
+        match moved(context, &stored, endpoint, &text).await {
+            Ok(true) => return Ok(Next::After(Duration::ZERO)),
+            Ok(false) => {}
+            // Nobody answers there, or nobody who is trusted. The pair may still be good where it was made for.
+            Err(trouble) => {
+                follows = false;
+                verdict = assess(&stored.data, None, cluster, agent, context.state.hub_now());
+                let told = Some(format!("{text}, and there: {}", trouble.text));
+                if memory.told != told {
+                    let because: &dyn std::fmt::Display = &told.as_deref().unwrap_or_default();
+                    context
+                        .log
+                        .warning("the stored credentials are used as they are", &[("because", because)]);
+                    memory.told = told;
+                }
+            }
         }
     }
     let kept = context
@@ -154,7 +191,14 @@ async fn reconcile(context: &Context, memory: &mut Memory) -> Result<Next, Troub
         .unwrap_or_default();
     let kept = pending::from_data(&kept.data, cluster, agent);
     match verdict {
-        Ok(chain) => with_certificate(context, memory, &stored, &chain, endpoint.as_ref().ok(), kept).await,
+        Ok(chain) => {
+            let followed = endpoint.as_ref().ok().filter(|_| follows);
+            let next = with_certificate(context, memory, &stored, &chain, followed, kept).await;
+            match next {
+                Ok(Next::After(pause)) if !follows => Ok(Next::After(pause.min(RETRY_REFUSED))),
+                next => next,
+            }
+        }
         Err(problem) => {
             context.state.hub.send_if_modified(|hub| hub.take().is_some());
             context.state.update(|snapshot| snapshot.certificate = None);
@@ -222,10 +266,9 @@ async fn with_certificate(
         && *bootstrap != access.endpoint
     {
         write_kubeconfig(context, bootstrap).await?;
-        access = HubAccess {
-            endpoint: bootstrap.clone(),
-            ..stored_access(stored)?
-        };
+        let get = |name: &str| stored.data.get(name).map(Vec::as_slice).unwrap_or_default();
+        access = HubAccess::certificate(bootstrap, get(key::CERTIFICATE), get(key::KEY))
+            .map_err(|error| trouble_of(&error))?;
     }
     let current = state.hub.borrow().clone();
     let access = match current {

@@ -69,7 +69,12 @@ pub(super) fn stored_access(stored: &StoredSecret) -> Result<HubAccess, Trouble>
 
 /// The pair is good, and the bootstrap kubeconfig leads elsewhere: is it the same hub, behind another address, proxy or
 /// certificate authority? Then only the kubeconfig changes, and nobody has to approve anything. Whether it is.
-pub(super) async fn moved(context: &Context, stored: &StoredSecret, endpoint: &HubEndpoint, text: &str) -> Result<bool, Trouble> {
+pub(super) async fn moved(
+    context: &Context,
+    stored: &StoredSecret,
+    endpoint: &HubEndpoint,
+    text: &str,
+) -> Result<bool, Trouble> {
     let get = |name: &str| stored.data.get(name).map(Vec::as_slice).unwrap_or_default();
     let access =
         HubAccess::certificate(endpoint, get(key::CERTIFICATE), get(key::KEY)).map_err(|error| trouble_of(&error))?;
