@@ -577,6 +577,12 @@ impl Drop for Api {
     }
 }
 
+/// A text as kubeconfigs hold PEM.
+#[must_use]
+pub fn base64_of(text: &str) -> String {
+    BASE64_STANDARD.encode(text)
+}
+
 /// A request as the audit log has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditEvent {
