@@ -1,6 +1,9 @@
 //! The kubeconfig for the hub: made from the bootstrap kubeconfig, and judged against it.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use jiff::Timestamp;
 use kube::config::Kubeconfig;
@@ -138,6 +141,25 @@ impl HubEndpoint {
         .map(|(name, _)| name)
         .collect()
     }
+}
+
+/// The kubeconfig and the files that it names: what it says changes with each of them.
+#[must_use]
+pub fn files_of(path: &Path) -> Vec<PathBuf> {
+    let mut files = vec![path.to_owned()];
+    if let Ok(kubeconfig) = Kubeconfig::read_from(path) {
+        let clusters = kubeconfig.clusters.into_iter().filter_map(|entry| entry.cluster);
+        files.extend(
+            clusters
+                .filter_map(|cluster| cluster.certificate_authority)
+                .map(PathBuf::from),
+        );
+        for user in kubeconfig.auth_infos.into_iter().filter_map(|entry| entry.auth_info) {
+            let named = [user.client_certificate, user.client_key, user.token_file];
+            files.extend(named.into_iter().flatten().map(PathBuf::from));
+        }
+    }
+    files
 }
 
 /// The endpoint in the text of a hub kubeconfig.
@@ -380,7 +402,10 @@ mod tests {
         let read = HubEndpoint::read(&path).unwrap();
         assert_eq!(read.server, "https://h");
         let ca = directory.path().join("ca.crt").display().to_string();
-        assert_eq!(read.certificate_authority, Some(ca));
+        assert_eq!(read.certificate_authority, Some(ca.clone()));
+        assert_eq!(files_of(&path), [path.clone(), ca.into()]);
+        let missing = directory.path().join("no");
+        assert_eq!(files_of(&missing), [missing]);
         let missing = HubEndpoint::read(&directory.path().join("no")).unwrap_err();
         assert!(missing.to_string().contains("/no"), "{missing}");
     }

@@ -36,6 +36,7 @@ use crate::{
     pending,
     registration::SpokeIdentity,
     spoke::Spoke,
+    timing::is_notable,
 };
 
 /// Everything that the tasks need.
@@ -86,6 +87,20 @@ impl Context {
                 Some(text) => self.log.warning(&text, &[]),
                 None => self.log.info("the credentials are in order again", &[]),
             }
+        }
+    }
+
+    /// Remembers how far the hub's clock is ahead, and tells when that begins or ends to matter.
+    pub fn clock(&self, skew: jiff::SignedDuration) {
+        let before = self.state.skew();
+        self.state.set_skew(skew);
+        if is_notable(skew) != is_notable(before) {
+            let text = if is_notable(skew) {
+                "the clocks of this machine and of the hub differ; set one of them right"
+            } else {
+                "the clocks agree again"
+            };
+            self.log.warning(text, &[("hub is ahead by", &format!("{skew:#}"))]);
         }
     }
 
