@@ -37,6 +37,7 @@ pub mod plan;
 pub mod planning;
 pub mod policy;
 pub mod preflight;
+#[cfg(target_os = "linux")]
 pub mod recover;
 pub mod refusal;
 pub mod render;

@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use shared::{Error, Result};
 use std::collections::BTreeMap;
 use std::fs::Metadata;
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -165,9 +164,19 @@ fn wrong_path(kind: &str, found: Option<&Metadata>) -> Option<&'static str> {
         ("Directory", Some(found)) if !found.is_dir() => Some("is not a directory"),
         ("File" | "FileOrCreate", Some(found)) if !found.is_file() => Some("is not a file"),
         ("FileOrCreate", Some(found)) if found.len() == 0 => Some("is an empty file"),
-        ("Socket", Some(found)) if !found.file_type().is_socket() => Some("is not a socket"),
+        ("Socket", Some(found)) if !is_socket(found) => Some("is not a socket"),
         _ => None,
     }
+}
+
+#[cfg(unix)]
+fn is_socket(found: &Metadata) -> bool {
+    std::os::unix::fs::FileTypeExt::is_socket(&found.file_type())
+}
+
+#[cfg(not(unix))]
+fn is_socket(_: &Metadata) -> bool {
+    false
 }
 
 /// Whether anything of ours lies on this node.

@@ -17,6 +17,8 @@ mod interrupted;
 mod kinds_of_clusters;
 mod klusterlet;
 mod klusterlet_deploy;
+mod krew;
+mod kubectl_flags;
 mod lab;
 mod last_known_good;
 mod recover;

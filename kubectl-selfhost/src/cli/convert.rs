@@ -1,7 +1,6 @@
 //! `kubectl selfhost convert` and `plan`.
 
-use super::node::component;
-use super::reach::{ReachArgs, tell_calls};
+use super::reach::{ReachArgs, component, tell_calls};
 use crate::cluster_plan::ClusterPlan;
 use crate::convert::{ConvertOptions, ModeChoice, convert, refused};
 use crate::feature_gates::FeatureGates;

@@ -1,5 +1,6 @@
 //! `kubectl selfhost node`: hidden, as people do not run it; Pods do.
 
+use super::reach::component;
 use crate::certs_in_secrets;
 use crate::install::{self, NodeBinary};
 use crate::local_node::{self, LocalNode};
@@ -201,17 +202,6 @@ pub struct MisbehaveArgs {
     /// Address to listen on
     #[arg(long)]
     bind_address: Option<IpAddr>,
-}
-
-/// A component by its name.
-///
-/// # Errors
-/// Names the three that there are.
-pub fn component(text: &str) -> std::result::Result<Component, String> {
-    Component::from_name(text).ok_or_else(|| {
-        let known: Vec<&str> = Component::ALL.iter().map(|component| component.name()).collect();
-        format!("not a component; choose one of {}", known.join(", "))
-    })
 }
 
 /// Runs a node command.

@@ -1,6 +1,6 @@
 //! `kubectl selfhost recover`.
 
-use super::node::component;
+use super::reach::component;
 use crate::names::Component;
 use crate::recover::{RecoverOptions, recover};
 use clap::Args;
