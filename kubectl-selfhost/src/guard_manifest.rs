@@ -1,6 +1,6 @@
 //! The static Pod of the guard.
 
-use crate::names::{BIN_DIR, BIN_MOUNT, BIN_NAME, FIELD_MANAGER, GUARD, NAMESPACE, STATE_DIR};
+use crate::names::{BIN_DIR, BIN_MOUNT, BIN_NAME, FIELD_MANAGER, GUARD, NAMESPACE, NODE_PREFIX, STATE_DIR};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -19,6 +19,9 @@ pub struct GuardPlace<'a> {
     pub image: &'a str,
     /// Build of the executable; see [`BIN_DIR`].
     pub build: &'a str,
+    /// Number of the inode of the executable's directory. A guard whose directory was removed and made again still has the one
+    /// that is gone mounted: with another number its manifest differs, and the kubelet starts it anew.
+    pub executable_directory: u64,
 }
 
 /// The guard's Pod. hostPath volumes only and no API object: it starts without an API.
@@ -35,6 +38,7 @@ pub fn guard_pod(place: GuardPlace<'_>) -> Value {
         kubelet_certificates,
         image,
         build,
+        executable_directory,
     } = place;
     let host = |name: &str, path: &Path, kind: &str| json!({"name": name, "hostPath": {"path": path, "type": kind}});
     json!({
@@ -44,6 +48,7 @@ pub fn guard_pod(place: GuardPlace<'_>) -> Value {
             "name": GUARD,
             "namespace": NAMESPACE,
             "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER, "component": GUARD, "tier": "control-plane"},
+            "annotations": {format!("{NODE_PREFIX}/executable-directory"): executable_directory.to_string()},
         },
         "spec": {
             "hostNetwork": true,
@@ -101,6 +106,7 @@ mod tests {
             kubelet_certificates: Path::new("/var/lib/kubelet/pki"),
             image: "registry.k8s.io/kube-apiserver:v1.36.3",
             build: "0123456789ab",
+            executable_directory: 12,
         });
         assert!(pod["spec"].get("serviceAccountName").is_none());
         let paths: Vec<&str> = pod["spec"]["volumes"]

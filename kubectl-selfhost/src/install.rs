@@ -214,6 +214,7 @@ pub fn install_guard(node: &LocalNode, node_name: &str, image: &str, build: &str
         kubelet_certificates: &node.kubelet_certificates,
         image,
         build,
+        executable_directory: directory_number(build),
     });
     let text = shared::yaml::to_string(&pod)?;
     let path = guard_manifest_path(node);
@@ -222,6 +223,12 @@ pub fn install_guard(node: &LocalNode, node_name: &str, image: &str, build: &str
     }
     files::write(&path, text.as_bytes(), Attributes::mode(0o600)).context("the guard cannot be installed")?;
     Ok(true)
+}
+
+/// The number of the inode of the directory that the guard mounts its executable from; 0 where there is none.
+fn directory_number(build: &str) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(Path::new(BIN_DIR).join(build)).map_or(0, |metadata| metadata.ino())
 }
 
 /// Takes the guard's manifest out; the kubelet ends it.

@@ -33,12 +33,12 @@ pub struct PlannedNode {
 }
 
 impl PlannedNode {
-    /// Whether all of it is converted already, and guarded by this very program.
+    /// Whether all of it is converted already, and guarded by this very program, which lacks nothing.
     #[must_use]
     pub fn is_done(&self, options: &ConvertOptions) -> bool {
         let guard = self.observation.node.guard.as_ref();
         is_all_converted(&self.observation, options)
-            && guard.is_some_and(|guard| guard.build == self.target.binary.build)
+            && guard.is_some_and(|guard| guard.build == self.target.binary.build && guard.troubles.is_empty())
     }
 }
 

@@ -1,5 +1,6 @@
 //! The guard's talk with the API: reads what the CLI states of its own Node, and reports back, with the kubelet's credentials.
 
+use super::health::Health;
 use super::{Exchange, GuardOptions, say};
 use crate::names::{Component, NODE_PREFIX};
 use crate::node::state::{Desired, GuardReport, Report};
@@ -26,15 +27,29 @@ pub fn guard_annotation() -> String {
 
 /// Talks for ever. An API that is not there is the ordinary case here, not an error.
 pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(), String>) {
-    let guard = GuardReport {
+    let mut health = Health::new(options);
+    let mut guard = GuardReport {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         build: options.build.clone(),
         process: std::process::id(),
         steering_refused: trial.as_ref().err().cloned(),
+        troubles: Vec::new(),
     };
     let mut client: Option<(Api<Node>, Instant)> = None;
     let mut last_error = String::new();
     loop {
+        let troubles = health.troubles();
+        if troubles != guard.troubles {
+            say(&format!(
+                "guard: {}",
+                if troubles.is_empty() {
+                    "all is well again".to_owned()
+                } else {
+                    troubles.join("; ")
+                }
+            ));
+            guard.troubles = troubles;
+        }
         let settled = match talk(options, exchange, &guard, &mut client).await {
             Ok(settled) => {
                 last_error.clear();
@@ -173,6 +188,7 @@ mod tests {
             build: "b".into(),
             process: 7,
             steering_refused: None,
+            troubles: Vec::new(),
         };
         let first = changes(&BTreeMap::new(), &BTreeMap::new(), &BTreeMap::new(), &guard);
         assert_eq!(first.len(), 1);

@@ -5,6 +5,7 @@
 
 pub mod api;
 pub mod files;
+pub mod health;
 pub mod machine;
 pub mod scan;
 pub mod world;
