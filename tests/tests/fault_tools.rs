@@ -8,6 +8,7 @@ use std::{
 };
 
 use serde_json::Value;
+use tests::lab::OWN_FILE_SYSTEM;
 
 use crate::support::{COMPONENTS, Cluster, MANIFESTS, flat, owners, say};
 
@@ -213,7 +214,7 @@ impl OwnFileSystem {
                 "tmpfs",
                 "-o",
                 &format!("size={size},mode=755"),
-                "tmpfs",
+                OWN_FILE_SYSTEM,
                 text(directory),
             ],
         );

@@ -21,7 +21,7 @@ const STEADY: &str = "the fallback serves, as the DaemonSet's Pod is not there";
 const AT_MOST: f64 = 1.25;
 
 #[test]
-fn a_converted_node_comes_back_from_whatever_befalls_it() {
+fn a_converted_node_comes_back_from_power_cuts_and_lost_objects() {
     let cluster = Cluster::up();
     let before = Before::of(&cluster);
     let with_static_pods = static_power_cycle(&cluster);
@@ -36,6 +36,14 @@ fn a_converted_node_comes_back_from_whatever_befalls_it() {
     watch("apiserver DaemonSet deleted", &|| daemon_set_deleted(&cluster));
     watch("all others deleted", &|| all_others_deleted(&cluster));
     watch("Node deleted", &|| node_deleted(&cluster));
+}
+
+#[test]
+fn a_converted_node_survives_bad_edits_and_bad_disks() {
+    let cluster = Cluster::up();
+    let before = Before::of(&cluster);
+    cluster.must(&["convert", "--yes"]);
+    let watch = |what: &str, work: &dyn Fn()| before.watch(&cluster, what, DEAD_MAN, work);
     let disks = bad_edits_and_a_power_cut(&cluster, &before);
     watch("guard's manifest deleted", &|| guard_manifest_deleted(&cluster));
     watch("executable deleted", &|| executable_deleted(&cluster));
