@@ -1,6 +1,7 @@
 //! The guard's talk with the API: reads what the CLI states of its own Node, and reports back, with the kubelet's credentials.
 
 use super::events::Notice;
+use super::health::Health;
 use super::last_good::Pods;
 use super::{Exchange, GuardOptions, say, soak};
 use crate::daemon_set::SELECTOR_LABEL;
@@ -37,17 +38,31 @@ pub fn guard_annotation() -> String {
 
 /// Talks for ever. An API that is not there is the ordinary case here, not an error.
 pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(), String>) {
-    let guard = GuardReport {
+    let mut health = Health::new(options);
+    let mut guard = GuardReport {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         build: options.build.clone(),
         process: std::process::id(),
         steering_refused: trial.as_ref().err().cloned(),
+        troubles: Vec::new(),
     };
     let mut client: Option<(Api<Node>, Instant)> = None;
     let mut last_error = String::new();
     let mut looked = None;
     let interval = soak::interval(options.last_known_good_after);
     loop {
+        let troubles = health.troubles();
+        if troubles != guard.troubles {
+            say(&format!(
+                "guard: {}",
+                if troubles.is_empty() {
+                    "all is well again".to_owned()
+                } else {
+                    troubles.join("; ")
+                }
+            ));
+            guard.troubles = troubles;
+        }
         let talked = match talk(options, exchange, &guard, &mut client).await {
             Ok(talked) => beside(options, exchange, &talked, &mut looked).await.map(|()| talked),
             Err(error) => Err(error),
@@ -307,6 +322,7 @@ mod tests {
             build: "b".into(),
             process: 7,
             steering_refused: None,
+            troubles: Vec::new(),
         };
         let first = changes(&BTreeMap::new(), &BTreeMap::new(), &BTreeMap::new(), &guard);
         assert_eq!(first.len(), 1);
