@@ -1,6 +1,6 @@
 //! The static Pod of the guard.
 
-use crate::names::{BIN_DIR, BIN_MOUNT, BIN_NAME, FIELD_MANAGER, GUARD, NAMESPACE, STATE_DIR};
+use crate::names::{BIN_DIR, BIN_MOUNT, BIN_NAME, FIELD_MANAGER, GUARD, NAMESPACE, NODE_PREFIX, STATE_DIR};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
@@ -22,6 +22,9 @@ pub struct GuardPlace<'a> {
     pub build: &'a str,
     /// How long a template runs well before it becomes the fallback; the usual time when absent.
     pub last_known_good_after: Option<Duration>,
+    /// Number of the inode of the executable's directory. A guard whose directory was removed and made again still has the one
+    /// that is gone mounted: with another number its manifest differs, and the kubelet starts it anew.
+    pub executable_directory: u64,
 }
 
 /// Flag of the guard with [`GuardPlace::last_known_good_after`].
@@ -50,6 +53,7 @@ pub fn guard_pod(place: GuardPlace<'_>) -> Value {
         image,
         build,
         last_known_good_after,
+        executable_directory,
     } = place;
     let after = last_known_good_after.map(|after| [AFTER_FLAG.to_owned(), format!("{}s", after.as_secs())]);
     let host = |name: &str, path: &Path, kind: &str| json!({"name": name, "hostPath": {"path": path, "type": kind}});
@@ -60,6 +64,7 @@ pub fn guard_pod(place: GuardPlace<'_>) -> Value {
             "name": GUARD,
             "namespace": NAMESPACE,
             "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER, "component": GUARD, "tier": "control-plane"},
+            "annotations": {format!("{NODE_PREFIX}/executable-directory"): executable_directory.to_string()},
         },
         "spec": {
             "hostNetwork": true,
@@ -125,6 +130,7 @@ mod tests {
             image: "registry.k8s.io/kube-apiserver:v1.36.3",
             build: "0123456789ab",
             last_known_good_after: Some(Duration::from_secs(90)),
+            executable_directory: 12,
         });
         assert_eq!(last_known_good_after(&pod), Some(Duration::from_secs(90)));
         assert_eq!(last_known_good_after(&json!({})), None);

@@ -236,6 +236,7 @@ pub fn install_guard(node: &LocalNode, settings: GuardSettings<'_>) -> Result<bo
         last_known_good_after: settings
             .last_known_good_after
             .or_else(|| last_known_good_after(&before?)),
+        executable_directory: directory_number(settings.build),
     });
     let text = shared::yaml::to_string(&pod)?;
     let is_there = |path: &Path| std::fs::read(path).ok().as_deref() == Some(text.as_bytes());
@@ -254,6 +255,12 @@ pub fn install_guard(node: &LocalNode, settings: GuardSettings<'_>) -> Result<bo
 #[must_use]
 pub fn guard_copy_path() -> PathBuf {
     Path::new(STATE_DIR).join(format!("{GUARD}.yaml"))
+}
+
+/// The number of the inode of the directory that the guard mounts its executable from; 0 where there is none.
+fn directory_number(build: &str) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(Path::new(BIN_DIR).join(build)).map_or(0, |metadata| metadata.ino())
 }
 
 /// Takes the guard's manifest out; the kubelet ends it.

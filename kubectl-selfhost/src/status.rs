@@ -97,7 +97,7 @@ pub struct GuardStatus {
     /// The build of its executable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub build: Option<String>,
-    /// Why it does not run as it should.
+    /// Why it does not run as it should, or will not when it is needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
@@ -127,9 +127,27 @@ pub fn status(observation: &Observation) -> Status {
             running: observation.guard_pod.as_ref().is_some_and(|pod| pod.ready),
             version: guard.map(|guard| guard.version.clone()),
             build: guard.map(|guard| guard.build.clone()),
-            trouble: observation.guard_pod.as_ref().and_then(|pod| pod.trouble.clone()),
+            trouble: guard_trouble(observation),
         },
     }
+}
+
+/// What is wrong with the guard: with its Pod, with what it needs, or that it is not there and should be.
+fn guard_trouble(observation: &Observation) -> Option<String> {
+    let node = &observation.node;
+    let Some(pod) = &observation.guard_pod else {
+        let converted = Component::ALL.into_iter().any(|component| {
+            let wanted = node.desired.get(&component);
+            node.gated.contains(&component) || wanted.is_some_and(|wanted| wanted.is_self_hosted())
+        });
+        return converted.then(|| {
+            "it is not there: what runs goes on, and does not survive a reboot; `kubectl selfhost convert` installs it again"
+                .to_owned()
+        });
+    };
+    let reported = node.guard.iter().flat_map(|guard| guard.troubles.iter().cloned());
+    let all: Vec<String> = pod.trouble.iter().cloned().chain(reported).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 fn component_status(observation: &Observation, component: Component) -> ComponentStatus {

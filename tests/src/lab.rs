@@ -77,6 +77,9 @@ struct Guard {
     _lane: Lane,
 }
 
+/// Source of file systems that a test mounts in the place of a node's directories, by which [`down`] knows them.
+pub const OWN_FILE_SYSTEM: &str = "selfhost-lab";
+
 /// Most nodes: their addresses follow each other, and memory ends before.
 const MOST_NODES: u8 = 9;
 
@@ -541,6 +544,9 @@ pub fn down(settings: &Settings) -> Result<()> {
         Node::new(settings, number).forget_etcd()?;
     }
     network::remove(settings)?;
+    for mount in mounts(&settings.state, Some(OWN_FILE_SYSTEM)) {
+        command::must("umount", &[&mount])?;
+    }
     if let Some(mount) = mounts_below(&settings.state).first() {
         return Err(Error::new(
             format!("remove {}", settings.state.display()),
@@ -559,10 +565,16 @@ pub fn down(settings: &Settings) -> Result<()> {
 /// Mount points below a directory, in this process's view.
 #[must_use]
 pub fn mounts_below(directory: &Path) -> Vec<String> {
+    mounts(directory, None)
+}
+
+/// As [`mounts_below`], of that source alone where one is given: see mountinfo in proc(5).
+fn mounts(directory: &Path, source: Option<&str>) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
-    points
-        .filter(|point| Path::new(point).starts_with(directory))
-        .map(str::to_owned)
-        .collect()
+    let found = table.lines().filter_map(|line| {
+        let (point, behind) = (line.split(' ').nth(4)?, line.split_once(" - ")?.1);
+        let is_it = source.is_none_or(|source| behind.split(' ').nth(1) == Some(source));
+        (is_it && Path::new(point).starts_with(directory)).then(|| point.to_owned())
+    });
+    found.collect()
 }

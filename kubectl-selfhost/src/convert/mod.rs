@@ -7,7 +7,7 @@ use crate::feature_gates::FeatureGates;
 use crate::fleet::Fleet;
 use crate::names::Component;
 use crate::own_endpoints::Afterwards;
-use crate::planning::{Planned, PlannedNode, is_all_converted, make_plan};
+use crate::planning::{Planned, is_all_converted, make_plan};
 use crate::refusal::Refusal;
 use crate::render::{cluster_daemon_sets_yaml, render_cluster_summary, render_cluster_text};
 use crate::run_lock::RunLock;
@@ -115,9 +115,20 @@ async fn run(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Resul
         }
         return Ok(());
     }
-    let renewed = |node: &&PlannedNode| is_all_converted(&node.observation, options) && !node.is_guarded();
-    if options.output != OutputFormat::Json && planned.nodes.iter().any(|node| renewed(&node)) {
-        printer.note("the guard is of another build than this program, and is replaced by this one's");
+    if options.output != OutputFormat::Json {
+        for node in planned
+            .nodes
+            .iter()
+            .filter(|node| is_all_converted(&node.observation, options))
+        {
+            let guard = node.observation.node.guard.as_ref();
+            if guard.is_some_and(|guard| guard.build != node.target.binary.build) {
+                printer.note("the guard is of another build than this program, and is replaced by this one's");
+            }
+            for trouble in guard.iter().flat_map(|guard| &guard.troubles) {
+                printer.note(format!("the guard of Node {}: {trouble}", node.target.node_name));
+            }
+        }
     }
     match (options.dry_run, options.output) {
         (DryRun::None, OutputFormat::Json) => {}

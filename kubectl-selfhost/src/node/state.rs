@@ -215,6 +215,10 @@ pub struct GuardReport {
     /// Why ports cannot be shared and steered on this node, from a trial in the guard's own Pod; absent when they can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steering_refused: Option<String>,
+    /// What will keep the guard from its work when it is needed, in words with what to do; see
+    /// [`crate::node::guard::health`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<String>,
 }
 
 /// A manifest in the manifest directory that is not ours.

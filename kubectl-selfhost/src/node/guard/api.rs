@@ -1,6 +1,7 @@
 //! The guard's talk with the API: reads what the CLI states of its own Node, and reports back, with the kubelet's credentials.
 
 use super::events::Notice;
+use super::health::Health;
 use super::last_good::Pods;
 use super::{Exchange, GuardOptions, say, soak};
 use crate::daemon_set::SELECTOR_LABEL;
@@ -37,11 +38,13 @@ pub fn guard_annotation() -> String {
 
 /// Talks for ever. An API that is not there is the ordinary case here, not an error.
 pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(), String>) {
-    let guard = GuardReport {
+    let mut health = Health::new(options);
+    let mut guard = GuardReport {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         build: options.build.clone(),
         process: std::process::id(),
         steering_refused: trial.as_ref().err().cloned(),
+        troubles: Vec::new(),
     };
     let mut client: Option<(Api<Node>, Instant)> = None;
     let mut looked = None;
@@ -55,6 +58,18 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
         error.clone_into(&mut said);
     };
     loop {
+        let troubles = health.troubles();
+        if troubles != guard.troubles {
+            say(&format!(
+                "guard: {}",
+                if troubles.is_empty() {
+                    "all is well again".to_owned()
+                } else {
+                    troubles.join("; ")
+                }
+            ));
+            guard.troubles = troubles;
+        }
         match talk(options, exchange, &guard, &mut client).await {
             Ok(talked) => {
                 // what cannot be looked at or told now, can be in the next round
@@ -309,6 +324,7 @@ mod tests {
             build: "b".into(),
             process: 7,
             steering_refused: None,
+            troubles: Vec::new(),
         };
         let first = changes(&BTreeMap::new(), &BTreeMap::new(), &BTreeMap::new(), &guard);
         assert_eq!(first.len(), 1);

@@ -6,6 +6,7 @@
 pub mod api;
 pub mod events;
 pub mod files;
+pub mod health;
 pub mod keep;
 pub mod last_good;
 pub mod machine;
