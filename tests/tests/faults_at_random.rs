@@ -33,14 +33,14 @@ fn whatever_is_killed_in_a_conversion_it_ends_self_hosted_or_static() {
     let cluster = Cluster::up();
     let (before, image) = (Before::of(&cluster), cluster.image());
     before.watch(&cluster, "guard killed at its steps", DEAD_MAN, || {
-        guard_killed_at_its_steps(&cluster)
+        guard_killed_at_its_steps(&cluster);
     });
     before.watch(&cluster, "kubelet killed", DEAD_MAN, || {
-        kubelet_killed(&cluster, &before)
+        kubelet_killed(&cluster, &before);
     });
     let mut random = Random::new();
     before.watch(&cluster, "apiserver killed", DEAD_MAN, || {
-        apiserver_killed(&cluster, &image, &mut random)
+        apiserver_killed(&cluster, &image, &mut random);
     });
     anything_in_any_order(&cluster, &before, &image, &mut random);
 }
@@ -70,7 +70,7 @@ fn kill_guard_at_each_new_step(cluster: &Cluster, every: usize, stop: &AtomicBoo
 
 /// Runs the plugin again and again until it succeeds; how often.
 fn until_it_succeeds(cluster: &Cluster, args: &[&str]) -> usize {
-    for run in 1..=20 {
+    for run in 1..=8 {
         let output = cluster.selfhost(args);
         if output.success() {
             return run;
