@@ -268,6 +268,7 @@ fn directory_number(build: &str) -> u64 {
 /// # Errors
 /// It cannot be removed.
 pub fn remove_guard(node: &LocalNode) -> Result<()> {
+    files::remove_left_overs(&guard_manifest_path(node));
     files::remove(&guard_manifest_path(node)).context("the guard cannot be removed")
 }
 

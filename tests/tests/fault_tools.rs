@@ -164,11 +164,10 @@ impl Cluster {
     pub(crate) fn without_back_off(&self) {
         let path = self.file("/var/lib/kubelet/config.yaml");
         let text = fs::read_to_string(&path).unwrap();
-        fs::write(
-            &path,
-            format!("{text}crashLoopBackOff: {{maxContainerRestartPeriod: 1s}}\n"),
-        )
-        .unwrap();
+        let longest = "crashLoopBackOff: {maxContainerRestartPeriod: 1s}";
+        let text = text.replace("crashLoopBackOff: {}", longest);
+        assert!(text.contains(longest), "{text}");
+        fs::write(&path, text).unwrap();
         self.restart_kubelet();
     }
 

@@ -70,7 +70,7 @@ fn kill_guard_at_each_new_step(cluster: &Cluster, every: usize, stop: &AtomicBoo
 
 /// Runs the plugin again and again until it succeeds; how often.
 fn until_it_succeeds(cluster: &Cluster, args: &[&str]) -> usize {
-    for run in 1..=20 {
+    for run in 1..=8 {
         let output = cluster.selfhost(args);
         if output.success() {
             return run;

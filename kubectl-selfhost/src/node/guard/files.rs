@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-pub use shared::atomic_file::Attributes;
+pub use shared::atomic_file::{Attributes, remove_left_overs};
 
 /// How a file is to lie there for it to be as the original was.
 #[must_use]

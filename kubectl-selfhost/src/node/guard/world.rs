@@ -131,10 +131,28 @@ impl ComponentWorld {
             last_manifest: None,
         };
         world.load_variants()?;
+        world.remove_left_overs();
         if !world.files.verdict().exists() {
             world.give_verdict(Verdict::Wait)?;
         }
         Ok(world)
+    }
+
+    /// What a guard that was killed in the middle of a write has left. Nobody else writes these files.
+    fn remove_left_overs(&self) {
+        let files = &self.files;
+        let in_state = [
+            files.original(),
+            files.original_metadata(),
+            files.fallback(),
+            files.memory(),
+            files.verdict(),
+        ];
+        let in_manifests = self.original_path().ok().into_iter().chain([self.fallback_path()]);
+        in_state
+            .into_iter()
+            .chain(in_manifests)
+            .for_each(|path| files::remove_left_overs(&path));
     }
 
     /// SHA-256 of the saved original.
@@ -718,6 +736,31 @@ mod tests {
             boot: "b".into(),
             milliseconds: seconds * 1000,
         }
+    }
+
+    #[test]
+    fn what_a_killed_guard_left_in_the_manifest_directory_goes_when_the_next_one_starts() {
+        let (state, manifests) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let component = Component::KubeScheduler;
+        let open = || ComponentWorld::open(component, state.path(), manifests.path(), Duration::ZERO).unwrap();
+        let original = include_str!("../../../tests/fixtures/kubeadm/v1.36/kube-scheduler.yaml");
+        let path = manifests.path().join("kube-scheduler.yaml");
+        std::fs::write(&path, original).unwrap();
+        let mut world = open();
+        world.last_manifest = Some((path, Manifest::Original));
+        world.save_original().unwrap();
+        for name in [
+            ".kube-scheduler.yaml.7-1.tmp",
+            ".selfhost-fallback-kube-scheduler.yaml.7-2.tmp",
+            ".of-somebody-else.yaml.7-3.tmp",
+        ] {
+            std::fs::write(manifests.path().join(name), "x").unwrap();
+        }
+        open();
+        let names = std::fs::read_dir(manifests.path()).unwrap().flatten();
+        let mut names: Vec<_> = names.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(names, [".of-somebody-else.yaml.7-3.tmp", "kube-scheduler.yaml"]);
     }
 
     #[test]
