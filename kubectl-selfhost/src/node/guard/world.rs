@@ -742,7 +742,16 @@ mod tests {
     fn what_a_killed_guard_left_in_the_manifest_directory_goes_when_the_next_one_starts() {
         let (state, manifests) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let component = Component::KubeScheduler;
-        let open = || ComponentWorld::open(component, state.path(), manifests.path(), Duration::ZERO).unwrap();
+        let open = || {
+            ComponentWorld::open(
+                component,
+                state.path(),
+                manifests.path(),
+                Duration::ZERO,
+                Duration::ZERO,
+            )
+            .unwrap()
+        };
         let original = include_str!("../../../tests/fixtures/kubeadm/v1.36/kube-scheduler.yaml");
         let path = manifests.path().join("kube-scheduler.yaml");
         std::fs::write(&path, original).unwrap();
