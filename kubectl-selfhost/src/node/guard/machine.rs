@@ -48,6 +48,10 @@ pub struct Observed {
     pub self_hosted_processes: usize,
     /// Whether a process of the DaemonSet's Pods still listens: one that drains does not.
     pub self_hosted_listens: bool,
+    /// Whether a process listens on the port that is none of the component's: one that a wrong template has put in its place.
+    pub strangers: bool,
+    /// With such a one: whether the fallback's process has answered healthy itself just now, as the newest on the port.
+    pub fallback_proven: bool,
     /// Whether the process that serves shares its port.
     pub shared: bool,
     /// How the port is steered, as far as the guard knows.
@@ -320,8 +324,20 @@ fn handed_over(o: &Observed) -> Decision {
         return take_over(o, Action::RemoveFallback);
     }
     if o.fallback {
-        if o.fallback_processes > 0 && o.shared && o.steered != Steered::Hold {
-            return act(Action::Hold, "steering new connections to the process that serves");
+        if o.fallback_processes > 0 && o.shared {
+            // our probes meet the newest: what answers them is the newest itself
+            let is_newest = o.strangers && o.fallback_proven;
+            match o.steered {
+                Steered::Switch(_) if is_newest => {}
+                Steered::Hold if !is_newest => {}
+                _ if is_newest => {
+                    return act(
+                        Action::Switch,
+                        "steering new connections to the fallback, past a process that is not the component",
+                    );
+                }
+                _ => return act(Action::Hold, "steering new connections to the process that serves"),
+            }
         }
         return Decision {
             settled: o.fallback_processes > 0,

@@ -17,6 +17,8 @@ fn at_rest() -> Observed {
         fallback_processes: 0,
         self_hosted_processes: 0,
         self_hosted_listens: false,
+        strangers: false,
+        fallback_proven: false,
         shared: false,
         steered: Steered::No,
         proven: false,
@@ -366,6 +368,45 @@ fn the_way_back_puts_the_original_in_when_the_port_is_free() {
     assert_eq!(next_action(&o).state, State::Static);
 }
 
+/// A wrong template has put something on the port that is not the component, and never answers.
+#[test]
+fn the_fallback_serves_past_a_stranger_on_its_port() {
+    let o = Observed {
+        self_hosted_processes: 0,
+        self_hosted_listens: false,
+        fallback: true,
+        fallback_processes: 1,
+        shared: true,
+        strangers: true,
+        ..converted()
+    };
+    expect("it is to be the oldest that serves", &o, Hold);
+    let o = Observed { steered: HOLD, ..o };
+    expect("the stranger came later", &o, Nothing);
+    let o = Observed {
+        fallback_proven: true,
+        ..o
+    };
+    expect("the stranger came first", &o, Switch);
+    let o = Observed {
+        steered: JUST_SWITCHED,
+        ..o
+    };
+    expect("it serves", &o, Nothing);
+    assert!(next_action(&o).settled);
+    let o = Observed {
+        fallback_proven: false,
+        ..o
+    };
+    expect("the stranger started again, and is the newest now", &o, Hold);
+    let o = Observed {
+        strangers: false,
+        steered: SWITCHED,
+        ..o
+    };
+    expect("the stranger is gone", &o, Hold);
+}
+
 #[test]
 fn the_way_back_from_a_fallback_takes_it_out_first() {
     let o = Observed {
@@ -534,7 +575,7 @@ fn invariants_hold_over_all_combinations() {
             Manifest::Foreign,
         ] {
             for steered in [Steered::No, HOLD, JUST_SWITCHED, SWITCHED] {
-                for bits in 0..8192_u32 {
+                for bits in 0..32_768_u32 {
                     let bit = |n: u32| bits >> n & 1 == 1;
                     let o = Observed {
                         desired,
@@ -551,9 +592,15 @@ fn invariants_hold_over_all_combinations() {
                         self_hosted_listens: bit(7) && bit(8),
                         shared: bit(9),
                         proven: bit(10),
-                        silent_for: if bit(11) { FALLBACK_DEADLINE } else { Duration::ZERO },
+                        strangers: bit(12),
+                        fallback_proven: bit(12) && bit(13),
+                        silent_for: if bit(11) {
+                            FALLBACK_DEADLINE.max(Duration::from_secs(60))
+                        } else {
+                            Duration::ZERO
+                        },
                         fallback_for: FALLBACK_DEADLINE,
-                        other_fallback: bit(12),
+                        other_fallback: bit(14),
                         ..at_rest()
                     };
                     let decision = next_action(&o);

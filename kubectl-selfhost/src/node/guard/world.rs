@@ -278,6 +278,10 @@ impl ComponentWorld {
         let silent_since = *self.heard.get_or_insert(look.at);
         let steered = self.steered(&listening, look.at);
         let desired = self.memory.desired;
+        let known: HashSet<u64> = self.sockets.values().copied().collect();
+        let strangers = listening.iter().any(|inode| !known.contains(inode));
+        let fallback_process = mine.iter().find(|process| process.role == Role::Fallback);
+        let fallback_proven = strangers && fallback_process.is_some_and(|process| self.prove(process.pid, port));
         let candidate = mine
             .iter()
             .filter(|process| {
@@ -324,6 +328,8 @@ impl ComponentWorld {
             self_hosted_listens: mine
                 .iter()
                 .any(|process| process.role == Role::SelfHosted && listens(process)),
+            strangers,
+            fallback_proven,
             shared,
             steered,
             proven,
