@@ -2,9 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use shared::{
     Error, Printer, Result,
+    command_line::CompletionArgs,
     kube_client::{KubeFlags, parse_timeout},
     output::{DryRun, DryRunFlags, OutputFlags, OutputFormat},
     printer::ConsoleFlags,
@@ -39,7 +40,11 @@ use crate::{
     name = "kubectl-klusterlet",
     bin_name = "kubectl klusterlet",
     display_name = "kubectl klusterlet",
-    version
+    version,
+    after_help = "Examples:\n  \
+        kubectl klusterlet join --bootstrap-kubeconfig hub.kubeconfig --cluster-name edge-7\n  \
+        kubectl klusterlet --context hub accept edge-7\n  \
+        kubectl klusterlet status"
 )]
 pub struct Cli {
     #[command(flatten)]
@@ -64,10 +69,17 @@ enum Command {
     /// Run the agent alone, for a Pod or a service unit
     ///
     /// Asks nothing, logs JSON lines on stderr, serves /healthz, /readyz and /metrics.
+    #[command(after_help = "Example:\n  \
+        kubectl klusterlet run --bootstrap-kubeconfig /bootstrap/kubeconfig --cluster-name edge-7 --listen 0.0.0.0:8080")]
     Run(RunArguments),
     /// Check options, files, both APIs and permissions, and write nothing
+    #[command(after_help = "Example:\n  \
+        kubectl klusterlet validate --bootstrap-kubeconfig hub.kubeconfig --cluster-name edge-7")]
     Validate(ValidateArguments),
     /// Show identity, certificate, lease, conditions, and the hub
+    #[command(after_help = "Examples:\n  \
+        kubectl klusterlet status\n  \
+        kubectl klusterlet status -o json")]
     Status(StatusArguments),
     /// Move to another hub as planned (not implemented yet)
     #[command(after_help = "Example:\n  kubectl klusterlet switch --to hub-b")]
@@ -76,13 +88,25 @@ enum Command {
     #[command(after_help = "Example:\n  kubectl klusterlet --context hub accept edge-7 --wait=joined")]
     Accept(AcceptArguments),
     /// Take the spoke out of its hub and clean up
+    #[command(after_help = "Example:\n  \
+        kubectl klusterlet leave")]
     Leave(LeaveArguments),
     /// Print what runs the agent as a Pod of the spoke, with the least rights
     #[command(
         after_help = "Example:\n  kubectl klusterlet deploy --image REGISTRY/klusterlet:TAG --cluster-name edge-7 | kubectl apply -f -"
     )]
     Deploy(DeployArguments),
+    /// Print a script that completes this command line
+    #[command(after_help = COMPLETION_EXAMPLES)]
+    Completion(CompletionArgs),
 }
+
+const COMPLETION_EXAMPLES: &str = "Examples:
+  # for `kubectl klusterlet <TAB>`, beside kubectl's own completion:
+  kubectl klusterlet completion kubectl > /usr/local/bin/kubectl_complete-klusterlet
+  chmod +x /usr/local/bin/kubectl_complete-klusterlet
+  # for `kubectl-klusterlet <TAB>`:
+  source <(kubectl klusterlet completion bash)";
 
 /// How far to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -341,6 +365,7 @@ impl Cli {
                 };
                 leave(&arguments.place.options(), connect_spoke(&kube)?.cluster, &how, printer).await
             }
+            Command::Completion(arguments) => Ok(printer.data(&arguments.script(Self::command())?)?),
             Command::Deploy(arguments) => {
                 let DeployFormat::Yaml = arguments.output;
                 let how = DeployOptions {
@@ -366,8 +391,6 @@ fn listen(text: &str) -> Result<Option<SocketAddr>> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

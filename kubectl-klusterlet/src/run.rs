@@ -12,7 +12,6 @@ use shared::{
     Context as _, Error, Result,
     kube_client::{Cluster, KubeFlags},
 };
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     agent::{self, Context, state::State},
@@ -42,11 +41,24 @@ pub fn pod_namespace() -> Option<String> {
 ///
 /// # Errors
 /// Signals cannot be received.
+#[cfg(unix)]
 pub fn stopped() -> Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
     Ok(async move {
         tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} }
+    })
+}
+
+/// Resolves when the process is told to end.
+///
+/// # Errors
+/// Signals cannot be received.
+#[cfg(not(unix))]
+pub fn stopped() -> Result<impl Future<Output = ()>> {
+    Ok(async {
+        let _ = tokio::signal::ctrl_c().await;
     })
 }
 

@@ -3,8 +3,16 @@
 
 use std::process::{Command, Output};
 
-const COMMANDS: [&str; 8] = [
-    "join", "run", "validate", "status", "switch", "accept", "leave", "deploy",
+const COMMANDS: [&str; 9] = [
+    "join",
+    "run",
+    "validate",
+    "status",
+    "switch",
+    "accept",
+    "leave",
+    "deploy",
+    "completion",
 ];
 
 /// Runs it without any environment, so that nothing of the machine shows in what it prints.

@@ -27,7 +27,7 @@ const KUBEADM_KUBELET_KUBECONFIG: &str = "/etc/kubernetes/kubelet.conf";
 /// # Errors
 /// The kubelet's configuration cannot be read or names no manifest directory.
 pub fn find() -> Result<Option<LocalNode>> {
-    if !rustix::process::geteuid().is_root() {
+    if !is_root() {
         return Ok(None);
     }
     let processes = Processes::new(Path::new("/proc"));
@@ -50,6 +50,17 @@ pub fn find() -> Result<Option<LocalNode>> {
         }
     };
     locate(&arguments, &config, &config_path).map(Some)
+}
+
+/// Nodes run Linux: elsewhere nobody is at home on one.
+#[cfg(target_os = "linux")]
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_root() -> bool {
+    false
 }
 
 fn is_kubelet(arguments: &[String]) -> bool {
@@ -94,11 +105,19 @@ fn locate(arguments: &[String], config: &Value, config_path: &str) -> Result<Loc
 }
 
 /// Whether a file on the file system that will hold `path` may be executed. `None` when that cannot be told.
+#[cfg(target_os = "linux")]
 #[must_use]
 pub fn may_execute(path: &Path) -> Option<bool> {
     let existing = path.ancestors().find(|ancestor| ancestor.exists())?;
     let statistics = rustix::fs::statvfs(existing).ok()?;
     Some(!statistics.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC))
+}
+
+/// See the function of the same name for Linux.
+#[cfg(not(target_os = "linux"))]
+#[must_use]
+pub fn may_execute(_: &Path) -> Option<bool> {
+    None
 }
 
 /// Our own directories on the node.

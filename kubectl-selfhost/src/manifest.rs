@@ -4,9 +4,9 @@
 //! links, does not descend into directories, and reads the first document of each as one Pod
 //! (k8s.io/kubernetes `pkg/kubelet/config/file.go` and `common.go`).
 
+use shared::atomic_file::Facts;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -117,15 +117,16 @@ fn read_entry(path: &Path) -> Option<Entry> {
         Ok(bytes) => bytes,
         Err(error) => return broken(Vec::new(), unreadable(&error)),
     };
+    let facts = Facts::of(&metadata);
     match parse(&bytes) {
         Ok(pod) => Some(Entry::Pod(ManifestFile {
             path: path.to_owned(),
             file_name,
             sha256: sha256_hex(&bytes),
             bytes,
-            mode: metadata.mode() & 0o7777,
-            uid: metadata.uid(),
-            gid: metadata.gid(),
+            mode: facts.mode,
+            uid: facts.user,
+            gid: facts.group,
             symlink: path.is_symlink(),
             pod,
         })),

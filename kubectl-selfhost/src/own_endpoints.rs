@@ -12,6 +12,7 @@ use shared::{Error, Result};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Pause after a look that nothing told about a change.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -67,11 +68,13 @@ pub struct Afterwards {
 }
 
 impl Afterwards {
-    fn add(&self, control_plane: &ControlPlane, saved: &Saved) {
+    fn add(&self, control_plane: &ControlPlane, saved: &Saved, missing: Missing) {
         let (control_plane, saved) = (control_plane.clone(), saved.clone());
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.spawn(async move {
-            let _ = tokio::time::timeout(RECONCILIATION, keep(&control_plane, &saved)).await;
+            while let Some(left) = missing.left() {
+                let _ = tokio::time::timeout(left, keep(&control_plane, &saved, &missing)).await;
+            }
         });
     }
 
@@ -82,8 +85,26 @@ impl Afterwards {
     }
 }
 
-/// Keeps it while `work` is done, and, where other nodes' apiservers write the list too, for as long after it as an
-/// apiserver may take to announce itself again: `afterwards`, which the caller ends.
+/// When an address was missing last, or the beginning.
+#[derive(Debug)]
+struct Missing(Mutex<Instant>);
+
+impl Missing {
+    fn now(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// How long to look yet, until nothing has been missing for the time of one reconciliation.
+    fn left(&self) -> Option<Duration> {
+        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        RECONCILIATION
+            .checked_sub(last.elapsed())
+            .filter(|left| !left.is_zero())
+    }
+}
+
+/// Keeps it while `work` is done, and, where other nodes' apiservers write the list too, until nothing
+/// has been missing for as long as an apiserver may take to announce itself again: `afterwards`, which the caller ends.
 ///
 /// # Errors
 /// That of the work.
@@ -95,23 +116,24 @@ pub async fn kept<T>(
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     let Some(saved) = saved else { return work.await };
+    let missing = Missing(Mutex::new(Instant::now()));
     let result = tokio::select! {
         result = work => result,
-        () = keep(control_plane, saved) => return Err(Error::new("keeping the addresses has ended")),
+        () = keep(control_plane, saved, &missing) => return Err(Error::new("keeping the addresses has ended")),
     };
     if alone {
         // the one who went took it out before, and nobody else does
-        put_back(control_plane, saved).await;
+        put_back(control_plane, saved, &missing).await;
     } else {
-        afterwards.add(control_plane, saved);
+        afterwards.add(control_plane, saved, missing);
     }
     result
 }
 
 /// Never ends by itself, and an API that does not answer for a moment is ordinary here.
-async fn keep(control_plane: &ControlPlane, saved: &Saved) {
+async fn keep(control_plane: &ControlPlane, saved: &Saved, missing: &Missing) {
     loop {
-        let version = put_back(control_plane, saved).await;
+        let version = put_back(control_plane, saved, missing).await;
         let rang = match version {
             Some(version) => control_plane.own_endpoint_slice_changes(&version, LOOK_AGAIN).await,
             None => false,
@@ -124,7 +146,7 @@ async fn keep(control_plane: &ControlPlane, saved: &Saved) {
 
 /// Looks once. Somebody who writes in between wins, and is looked at again the next time. Returns the version in which
 /// nothing was missing.
-async fn put_back(control_plane: &ControlPlane, saved: &Saved) -> Option<String> {
+async fn put_back(control_plane: &ControlPlane, saved: &Saved, missing: &Missing) -> Option<String> {
     let now = control_plane.own_endpoint_slice().await.ok()?;
     let written = match now {
         None => control_plane.create_own_endpoint_slice(&anew(saved)).await,
@@ -140,6 +162,7 @@ async fn put_back(control_plane: &ControlPlane, saved: &Saved) -> Option<String>
             Some(restored) => control_plane.write_own_endpoint_slice(&restored).await,
         },
     };
+    missing.now();
     if written.is_ok()
         && let Ok(Some(endpoints)) = control_plane.own_endpoints().await
     {

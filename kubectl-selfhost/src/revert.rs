@@ -502,6 +502,18 @@ async fn clean(node: &Reverted<'_>, task: &str, reporter: &dyn Reporter) -> Resu
         control_plane.delete_originals(name).await
     })
     .await?;
+    let elsewhere = patience::call("the Nodes to be listed", async || control_plane.nodes().await).await?;
+    let elsewhere = elsewhere.iter().map(node_facts);
+    if !elsewhere.into_iter().any(|other| other.marked && other.name != *name) {
+        patience::call("the policy for our marks to be deleted", async || {
+            match control_plane.delete_policy().await {
+                // who may not even look at policies has made none
+                Err(error) if error.cause() == shared::error::Cause::Forbidden => Ok(()),
+                other => other,
+            }
+        })
+        .await?;
+    }
     reporter.step(task, "annotations and copies removed");
     Ok(())
 }

@@ -34,7 +34,7 @@ impl Identity {
     fn of_this_process() -> Self {
         let process = std::process::id();
         Self {
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            host: shared::machine::host_name(),
             process,
             started: started(process),
         }

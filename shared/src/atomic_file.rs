@@ -98,6 +98,21 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Removes what writers of `path` that were killed have left beside it, however short ago: for the only writer of `path`, when
+/// it starts. What cannot be removed stays; nothing of it has ever had the file's name.
+pub fn remove_left_overs(path: &Path) {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    // a clock that was set back must not keep one
+    remove_left_over(
+        directory,
+        path,
+        SystemTime::now() + Duration::from_secs(u64::from(u32::MAX)),
+    );
+}
+
 /// A temporary file that is removed unless it got its real name.
 struct Temporary(PathBuf);
 
@@ -123,6 +138,60 @@ fn remove_left_over(directory: &Path, path: &Path, oldest: SystemTime) {
             && is_old()
         {
             let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// How a file lies there, as far as the system knows such things: on Windows all but times and size is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Facts {
+    /// Permission bits.
+    pub mode: u32,
+    /// User who owns it.
+    pub user: u32,
+    /// Group that owns it.
+    pub group: u32,
+    /// Number of the inode.
+    pub inode: u64,
+    /// When its content was last changed, nanoseconds since the epoch.
+    pub modified_ns: i128,
+    /// When anything about it was last changed, nanoseconds since the epoch.
+    pub changed_ns: i128,
+}
+
+impl Facts {
+    /// What `metadata` says.
+    #[cfg(unix)]
+    #[must_use]
+    pub fn of(metadata: &fs::Metadata) -> Self {
+        use std::os::unix::fs::MetadataExt;
+        let nanoseconds =
+            |seconds: i64, nanoseconds: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
+        Self {
+            mode: metadata.mode() & 0o7777,
+            user: metadata.uid(),
+            group: metadata.gid(),
+            inode: metadata.ino(),
+            modified_ns: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
+            changed_ns: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    /// What `metadata` says.
+    #[cfg(not(unix))]
+    #[must_use]
+    pub fn of(metadata: &fs::Metadata) -> Self {
+        let since = metadata
+            .modified()
+            .ok()
+            .and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let modified_ns = since
+            .and_then(|since| i128::try_from(since.as_nanos()).ok())
+            .unwrap_or_default();
+        Self {
+            modified_ns,
+            changed_ns: modified_ns,
+            ..Self::default()
         }
     }
 }
@@ -413,6 +482,9 @@ mod tests {
         let mut expected = others;
         expected.sort_unstable();
         assert_eq!(names(directory.path()), expected);
+        fs::write(directory.path().join(".a.3-4.tmp"), "x").unwrap();
+        remove_left_overs(&path);
+        assert_eq!(names(directory.path()), expected, "the only writer does not wait");
     }
 
     #[test]

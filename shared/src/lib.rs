@@ -5,8 +5,10 @@
 #![deny(missing_docs)]
 
 pub mod atomic_file;
+pub mod command_line;
 pub mod error;
 pub mod kube_client;
+pub mod machine;
 pub mod output;
 pub mod printer;
 pub mod progress;

@@ -253,7 +253,8 @@ fn faults(manifest: &str, name: &str) -> Vec<String> {
             uri.contains(&format!("/{version}/")),
             format!("uri {uri} is of another version"),
         );
-        check(platform["bin"] == format!("kubectl-{name}"), "bin".into());
+        let suffix = if system.0 == "windows" { ".exe" } else { "" };
+        check(platform["bin"] == format!("kubectl-{name}{suffix}"), "bin".into());
         check(
             platform["files"].as_array().is_none_or(|files| !files.is_empty()),
             "files is empty".into(),
@@ -268,10 +269,22 @@ fn faults(manifest: &str, name: &str) -> Vec<String> {
 }
 
 fn released(name: &str) -> String {
-    let template = read(&format!("krew/{name}.yaml"));
-    template
+    let mut manifest = read(&format!("krew/{name}.yaml"))
         .replace("@VERSION@", "v1.2.3")
-        .replace("@SHA256_LINUX_AMD64@", &"0123456789abcdef".repeat(4))
+        .replace(
+            "@BASE_URL@",
+            "https://github.com/kubectl-selfhost/kubectl-selfhost/releases/download",
+        );
+    for system in [
+        "LINUX_AMD64",
+        "LINUX_ARM64",
+        "DARWIN_AMD64",
+        "DARWIN_ARM64",
+        "WINDOWS_AMD64",
+    ] {
+        manifest = manifest.replace(&format!("@SHA256_{system}@"), &"0123456789abcdef".repeat(4));
+    }
+    manifest
 }
 
 #[test]
@@ -279,7 +292,7 @@ fn the_krew_manifests_are_what_krew_expects() {
     for name in ["selfhost", "klusterlet"] {
         let manifest = released(name);
         assert_eq!(faults(&manifest, name), Vec::<String>::new(), "krew/{name}.yaml");
-        let rest: Vec<&str> = manifest.lines().skip(1).filter(|line| line.contains('@')).collect();
+        let rest: Vec<&str> = manifest.lines().skip(2).filter(|line| line.contains('@')).collect();
         assert!(
             rest.is_empty(),
             "krew/{name}.yaml has words that nothing replaces: {rest:?}"

@@ -107,6 +107,29 @@ const HUB: Module = Module {
     versioned: false,
 };
 
+const KREW: Module = Module {
+    name: "krew",
+    packages: &["tool"],
+    versioned: false,
+};
+
+/// Builds krew and its validator of manifests: the directory with `krew` and `validate-krew-manifest`.
+///
+/// # Errors
+/// Go is missing on the machine, or the build fails.
+pub fn ensure_krew(settings: &Settings) -> Result<PathBuf> {
+    let directory = sources().join(KREW.name);
+    let (go, go_version) = packages::require_go(std::slice::from_ref(&directory))?;
+    let mut hash = Sha256::new();
+    hash.update(&go_version);
+    hash_directory(&directory, &directory, &mut hash)?;
+    let place = settings
+        .cache
+        .join(format!("{}-{}", KREW.name, short(&hash.finalize())));
+    make(&place, &|to| compile(&go, &KREW, &directory, "", to))?;
+    Ok(place)
+}
+
 /// Directories of Open Cluster Management's modules whose files a hub and a spoke are set up with.
 const HUB_FILES: [(&str, &str); 8] = [
     ("api", "cluster/v1"),

@@ -11,6 +11,7 @@
 //! * [`operate`] does to a cluster what an operator does, and [`operate::beside`] measures meanwhile.
 //! * [`demo`] and [`bench`] are `cargo demo` and `cargo bench-lab`.
 //! * [`hub`] is a hub of Open Cluster Management, or its spoke, as plain processes.
+//! * [`package`] makes the archives of a release and the krew manifests.
 //! * [`static_binary`] builds the plugin the way it lies on nodes.
 
 pub mod bench;
@@ -23,10 +24,12 @@ pub mod hub;
 pub mod interrupt;
 pub mod kubeadm;
 pub mod lab;
+pub mod lanes;
 pub mod meters;
 pub mod network;
 pub mod node;
 pub mod operate;
+pub mod package;
 pub mod packages;
 pub mod settings;
 pub mod static_binary;

@@ -236,6 +236,7 @@ fn three_nodes_are_converted_and_reverted_from_a_workstation() {
     assert_eq!(workstation.manifests(), before);
     one_node_and_no_more(&workstation);
     all_nodes(&workstation);
+    power_cuts(&workstation);
     somebody_writes_a_manifest(&workstation);
     status_costs_little(&workstation);
     a_node_joins_later(&mut workstation);
@@ -533,6 +534,76 @@ fn carries_on(workstation: &Workstation, seen: &mut BTreeSet<String>, every: usi
     let (success, events, stderr) = run.wait(DEADLINE);
     assert!(success, "{stderr}\n{events:#?}");
     false
+}
+
+/// One of three, and all three at once: each node comes back by itself.
+fn power_cuts(workstation: &Workstation) {
+    for numbers in [&[2][..], &[1, 2, 3]] {
+        let what = format!("power cut of {numbers:?}");
+        for number in numbers {
+            workstation.lab.halt(*number).unwrap();
+        }
+        let begin = Instant::now();
+        for number in numbers {
+            workstation.lab.start(*number).unwrap();
+        }
+        let mut last = String::new();
+        while let Err(why) = all_serve_from_daemon_sets(workstation) {
+            let limit = Duration::from_secs(180);
+            assert!(begin.elapsed() < limit, "{what}: not after {limit:?}: {why}");
+            if why != last {
+                say(&format!("{what}: {:.0} s: {why}", begin.elapsed().as_secs_f64()));
+                last = why;
+            }
+            thread::sleep(Duration::from_millis(500));
+        }
+        say(&format!(
+            "{what}: all serve from the DaemonSets {:.1} s after it came back",
+            begin.elapsed().as_secs_f64()
+        ));
+        workstation.lab.wait_ready(Duration::from_secs(120)).unwrap();
+    }
+}
+
+/// On each node exactly one process of each component, from its DaemonSet, with no fallback.
+fn all_serve_from_daemon_sets(workstation: &Workstation) -> Result<(), String> {
+    let server = |number: u8| workstation.lab.servers()[usize::from(number) - 1].clone();
+    for number in 1..=3 {
+        let server = server(number);
+        let args = ["get", "--raw", "/readyz", "--request-timeout=2s", "--server", &server];
+        let answer = workstation.lab.kubectl(&args).unwrap();
+        if !answer.success() {
+            return Err(format!("node {number} does not answer yet"));
+        }
+        let names = fs::read_dir(workstation.lab.file(number, MANIFESTS).unwrap()).unwrap();
+        let mut names: Vec<_> = names
+            .flatten()
+            .map(|entry| entry.file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        if names != ["etcd.yaml", "selfhost-guard.yaml"] {
+            return Err(format!("node {number}: {names:?}"));
+        }
+        for component in COMPONENTS {
+            let running = workstation.lab.pids(number, component).unwrap().len();
+            if running != 1 {
+                return Err(format!("node {number}: {running} processes of {component}"));
+            }
+        }
+    }
+    let output = workstation.selfhost(&["status", "-o", "json"]);
+    let status: Value = serde_json::from_str(&output.stdout).map_err(|_| flat(&output))?;
+    for node in status["nodes"].as_array().unwrap() {
+        for found in node["components"].as_array().unwrap() {
+            if found["state"] != "self-hosted" || found["ready"] != true || found.get("step").is_some() {
+                return Err(format!(
+                    "{}: {} is {}",
+                    node["node"], found["component"], found["state"]
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn somebody_writes_a_manifest(workstation: &Workstation) {

@@ -125,8 +125,7 @@ pub async fn hold(context: &Context) {
 /// Names this process: `HOST_PLACE_PID_RANDOM`. The place is where process numbers are unique: this boot of this machine,
 /// and this namespace of processes.
 fn identity() -> String {
-    let uname = rustix::system::uname();
-    let host = uname.nodename().to_string_lossy().replace('_', "-");
+    let host = shared::machine::host_name().replace('_', "-");
     let random = random::<3>()
         .unwrap_or_default()
         .map(|byte| format!("{byte:02x}"))

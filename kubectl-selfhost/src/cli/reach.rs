@@ -2,6 +2,7 @@
 
 use crate::fleet::Reach;
 use crate::helper_pod::DEFAULT_IMAGE;
+use crate::names::Component;
 use clap::Args;
 use shared::Printer;
 use shared::kube_client::Cluster;
@@ -31,6 +32,17 @@ impl ReachArgs {
             node_binary: self.node_binary.clone(),
         }
     }
+}
+
+/// A component by its name.
+///
+/// # Errors
+/// Names the three that there are.
+pub fn component(text: &str) -> std::result::Result<Component, String> {
+    Component::from_name(text).ok_or_else(|| {
+        let known: Vec<&str> = Component::ALL.iter().map(|component| component.name()).collect();
+        format!("not a component; choose one of {}", known.join(", "))
+    })
 }
 
 /// Tells how many requests went to the API server, where more is to be told.

@@ -7,7 +7,7 @@ use crate::feature_gates::FeatureGates;
 use crate::fleet::Fleet;
 use crate::names::Component;
 use crate::own_endpoints::Afterwards;
-use crate::planning::{Planned, PlannedNode, is_all_converted, make_plan};
+use crate::planning::{Planned, is_all_converted, make_plan};
 use crate::refusal::Refusal;
 use crate::render::{cluster_daemon_sets_yaml, render_cluster_summary, render_cluster_text};
 use crate::run_lock::RunLock;
@@ -19,7 +19,7 @@ use shared::progress::{Outcome, Reporter, reporter};
 use shared::table::Table;
 use shared::{Error, Printer, Result, prompt};
 use std::pin::{Pin, pin};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// How ports are handed over.
@@ -47,6 +47,8 @@ pub struct ConvertOptions {
     pub per_node: bool,
     /// A node may run the template of a DaemonSet that serves others and differs from its manifest.
     pub accept_template: bool,
+    /// How long a template runs well on a node before its fallback is made of it; as it is set already when absent.
+    pub last_known_good_after: Option<Duration>,
     /// How to print.
     pub output: OutputFormat,
     /// Feature gates.
@@ -113,9 +115,20 @@ async fn run(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Resul
         }
         return Ok(());
     }
-    let renewed = |node: &&PlannedNode| is_all_converted(&node.observation, options) && !node.is_done(options);
-    if options.output != OutputFormat::Json && planned.nodes.iter().any(|node| renewed(&node)) {
-        printer.note("the guard is of another build than this program, and is replaced by this one's");
+    if options.output != OutputFormat::Json {
+        for node in planned
+            .nodes
+            .iter()
+            .filter(|node| is_all_converted(&node.observation, options))
+        {
+            let guard = node.observation.node.guard.as_ref();
+            if guard.is_some_and(|guard| guard.build != node.target.binary.build) {
+                printer.note("the guard is of another build than this program, and is replaced by this one's");
+            }
+            for trouble in guard.iter().flat_map(|guard| &guard.troubles) {
+                printer.note(format!("the guard of Node {}: {trouble}", node.target.node_name));
+            }
+        }
     }
     match (options.dry_run, options.output) {
         (DryRun::None, OutputFormat::Json) => {}

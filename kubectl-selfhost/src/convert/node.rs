@@ -19,6 +19,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
+/// How long a guard that has started has to see that it lacks nothing.
+const SETTLED: Duration = Duration::from_secs(15);
+
 /// All of a node but the hand-over of its apiserver, which is returned where it is to be done.
 pub(super) async fn convert_node<'a>(
     planned: &'a Planned,
@@ -176,8 +179,9 @@ async fn prepare(node: &PlannedNode, options: &ConvertOptions, task: &str, repor
             .because("no component of the control plane was found to take one from")
     })?;
     let before = observation.node.guard.as_ref().map(|guard| guard.process);
+    let began = Instant::now();
     reporter.waiting(task, "the executable and the guard to be installed");
-    let changed = target.install(&image).await?;
+    let changed = target.install(&image, options.last_known_good_after).await?;
     reporter.step(
         task,
         &format!("executable installed as {}", target.binary.path().display()),
@@ -189,13 +193,26 @@ async fn prepare(node: &PlannedNode, options: &ConvertOptions, task: &str, repor
         patience::tolerate(async {
             let now = node_facts(&target.control_plane.node(name).await?);
             Ok(match now.guard {
-                Some(guard) if guard.build == target.binary.build && (!changed || Some(guard.process) != before) => Poll::Ready(guard),
+                Some(guard) if guard.build == target.binary.build && (!changed || Some(guard.process) != before) => {
+                    // what was installed just now is seen at its next look
+                    match guard.troubles.first() {
+                        Some(trouble) if began.elapsed() < SETTLED => Poll::Pending(trouble.clone()),
+                        _ => Poll::Ready(guard),
+                    }
+                }
                 _ => Poll::Pending("the guard to start and report".into()),
             })
         }
         .await)
     })
     .await
+    .and_then(|guard| {
+        if guard.troubles.is_empty() {
+            return Ok(guard);
+        }
+        let error = Error::refused(format!("the guard of Node {name} could not do its work when it is needed"));
+        Err(guard.troubles.into_iter().fold(error, Error::because))
+    })
     .and_then(|guard| match guard.steering_refused {
         Some(why) if options.mode == ModeChoice::Steered => Err(Error::refused(format!("the guard's Pod cannot share and steer ports on Node {name}"))
             .because(why)

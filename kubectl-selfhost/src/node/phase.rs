@@ -58,6 +58,7 @@ pub fn read(path: &Path) -> Option<Ready> {
 }
 
 /// The monotonic clock in milliseconds.
+#[cfg(target_os = "linux")]
 #[must_use]
 pub fn now_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

@@ -192,6 +192,17 @@ fn read(flags: &KubeFlags, defaults: &Defaults, environment: &Environment) -> Re
     Err(error.hint("give --kubeconfig FILE, or set KUBECONFIG"))
 }
 
+/// The files alone, for completion: `None` where there is none that can be used.
+pub(super) fn read_for_completion(kubeconfig: Option<&str>, environment: &Environment) -> Option<Kubeconfig> {
+    let flags = KubeFlags {
+        kubeconfig: kubeconfig.map(PathBuf::from),
+        ..KubeFlags::default()
+    };
+    read(&flags, &Defaults::default(), environment)
+        .ok()
+        .map(|(_, config)| config)
+}
+
 /// `None` where the file is not there.
 fn read_file(path: &Path) -> Result<Option<Kubeconfig>> {
     match Kubeconfig::read_from(path) {
@@ -341,16 +352,16 @@ fn with_cluster_flags(flags: &KubeFlags, mut cluster: ClusterEntry) -> Result<Cl
 
 fn with_user_flags(flags: &KubeFlags, mut user: AuthInfo) -> Result<AuthInfo> {
     if let Some(token) = &flags.token {
-        // Read like a kubeconfig, so that the token is wrapped as a secret from the start.
-        let parsed: AuthInfo = serde_json::from_value(serde_json::json!({ "token": token })).context("--token")?;
+        if user.username.as_ref().is_some_and(|name| !name.is_empty()) {
+            return Err(Error::usage("--token, and a user who has a password")
+                .because("only one way to authenticate may be given, as with kubectl")
+                .hint("choose another user by --user, or leave --token away"));
+        }
         user = AuthInfo {
-            token: parsed.token,
             token_file: None,
-            username: None,
-            password: None,
             exec: None,
             auth_provider: None,
-            ..user
+            ..with_token(user, token)?
         };
     }
     if let Some(path) = &flags.client_certificate {
@@ -404,9 +415,8 @@ fn settings(
                 .hint("remove one of the two fields"),
         ));
     }
-    let uses_tls =
-        insecure || roots.is_some() || user.client_certificate.is_some() || user.client_certificate_data.is_some();
-    let url = server_url(cluster.server.as_deref().unwrap_or_default(), uses_tls).map_err(of_cluster)?;
+    let url = server_url(cluster.server.as_deref().unwrap_or_default()).map_err(of_cluster)?;
+    let user = credentials(user, &url).map_err(|error| error.context(format!("the user in {}", source.describe())))?;
 
     let mut config = kube::Config::new(url);
     config.proxy_url = proxy_for(&config.cluster_url, cluster.proxy_url.as_deref(), &environment.proxies)?;
@@ -432,8 +442,47 @@ fn settings(
     })
 }
 
-/// client-go's `DefaultServerURL`: without a scheme it is `https` where anything says TLS, else `http`.
-fn server_url(server: &str, uses_tls: bool) -> Result<Uri> {
+/// What is sent to that server. Without TLS nothing that anybody on the way could use, as with kubectl; and a token's file
+/// beats a token, as in client-go.
+fn credentials(mut user: AuthInfo, url: &Uri) -> Result<AuthInfo> {
+    if url.scheme_str() == Some("http") {
+        return Ok(AuthInfo {
+            impersonate: user.impersonate,
+            impersonate_uid: user.impersonate_uid,
+            impersonate_groups: user.impersonate_groups,
+            impersonate_user_extra: user.impersonate_user_extra,
+            ..AuthInfo::default()
+        });
+    }
+    let Some(path) = user.token_file.clone().filter(|path| !path.is_empty()) else {
+        return Ok(user);
+    };
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| Error::usage(format!("tokenFile {path} cannot be read")).because(error))?;
+    // kube sends the file as it is, and no header can hold the newline that editors and `echo` put at its end. A file
+    // without one stays a file, which is read again when the token is renewed.
+    if text.trim() == text {
+        user.token = None;
+        return Ok(user);
+    }
+    Ok(AuthInfo {
+        token_file: None,
+        ..with_token(user, text.trim())?
+    })
+}
+
+/// The user with that token, wrapped as a secret from the start: it is read like a kubeconfig.
+fn with_token(user: AuthInfo, token: &str) -> Result<AuthInfo> {
+    let parsed: AuthInfo = serde_json::from_value(serde_json::json!({ "token": token })).context("the token")?;
+    Ok(AuthInfo {
+        token: parsed.token,
+        ..user
+    })
+}
+
+/// Without a scheme it is `http`, as with kubectl: it looks for the scheme before it has read the certificate authority
+/// (client-go, `clientcmd.DirectClientConfig.ClientConfig`).
+fn server_url(server: &str) -> Result<Uri> {
     let wrong = |why: &str| {
         Error::usage(format!("server {server:?} is not an address"))
             .because(why)
@@ -442,10 +491,10 @@ fn server_url(server: &str, uses_tls: bool) -> Result<Uri> {
     if server.is_empty() {
         return Err(Error::usage("it names no server").hint("set the field server, or give --server https://HOST:PORT"));
     }
-    let with_scheme = match (server.contains("://"), uses_tls) {
-        (true, _) => server.to_owned(),
-        (false, true) => format!("https://{server}"),
-        (false, false) => format!("http://{server}"),
+    let with_scheme = if server.contains("://") {
+        server.to_owned()
+    } else {
+        format!("http://{server}")
     };
     let uri: Uri = with_scheme
         .parse()

@@ -191,7 +191,8 @@ fn context_cluster_user_and_namespace_flags_beat_the_file() {
         .unwrap();
     assert_eq!(
         (mixed.config.default_namespace.as_str(), secret(&mixed).as_str()),
-        ("mine", "from-file")
+        ("mine", ""),
+        "nothing secret is sent without TLS"
     );
 }
 
@@ -269,11 +270,12 @@ fn without_a_file_the_flags_are_enough() {
             (url, None)
         );
     }
-    let secure = flags(|flags| {
+    // as kubectl: that TLS is spoken of elsewhere does not make a scheme
+    let bare = flags(|flags| {
         flags.server = Some("a:6443".into());
         flags.insecure_skip_tls_verify = true;
     });
-    assert_eq!(world.server(&secure), "https://a:6443/");
+    assert_eq!(world.server(&bare), "http://a:6443/");
     for server in ["ftp://a", "https://", "https://a b", "https:///x"] {
         let error = world
             .resolve(&flags(|flags| flags.server = Some(server.into())))
@@ -380,4 +382,26 @@ fn the_configuration_is_ours_where_kube_differs_from_kubectl() {
     world.environment.proxies.exceptions = Some("proxy".into());
     let settings = world.resolve(&KubeFlags::default()).unwrap();
     assert_eq!(settings.config.proxy_url.unwrap().to_string(), "http://proxy:3128/");
+}
+
+#[test]
+fn a_token_is_read_without_the_newline_behind_it_and_its_file_beats_the_token() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("token");
+    let https = "https://a.example".parse().unwrap();
+    let user = |text: &str| -> AuthInfo {
+        std::fs::write(&path, text).unwrap();
+        serde_json::from_value(serde_json::json!({"token": "inline", "tokenFile": path})).unwrap()
+    };
+    let shown = |user: AuthInfo| serde_json::to_value(&user).unwrap();
+    let with_newline = credentials(user("from-file\n"), &https).unwrap();
+    assert!(with_newline.token_file.is_none(), "{:?}", shown(with_newline));
+    // without one it stays a file, so that a renewed token is read
+    let without = credentials(user("from-file"), &https).unwrap();
+    assert!(without.token.is_none() && without.token_file.is_some());
+    std::fs::remove_file(&path).unwrap();
+    let user = serde_json::from_value(serde_json::json!({"tokenFile": path})).unwrap();
+    let error = credentials(user, &https).unwrap_err();
+    assert!(error.to_string().contains("token"), "{error}");
+    assert_eq!(error.kind(), Kind::Usage);
 }

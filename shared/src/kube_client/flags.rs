@@ -3,7 +3,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::{Cluster, Defaults, Environment, resolve};
+use clap_complete::engine::ArgValueCandidates;
+
+use super::{Cluster, Defaults, Environment, complete, resolve};
 use crate::{Error, Result};
 
 /// kubectl's connection flags, with its names and meanings. A flag beats the context, which beats the default.
@@ -16,13 +18,13 @@ pub struct KubeFlags {
     #[arg(long, value_name = "FILE", global = true)]
     pub kubeconfig: Option<PathBuf>,
     /// Name of the kubeconfig context to use
-    #[arg(long, value_name = "NAME", global = true)]
+    #[arg(long, value_name = "NAME", global = true, add = ArgValueCandidates::new(complete::contexts))]
     pub context: Option<String>,
     /// Name of the kubeconfig cluster to use
-    #[arg(long, value_name = "NAME", global = true, hide_short_help = true)]
+    #[arg(long, value_name = "NAME", global = true, hide_short_help = true, add = ArgValueCandidates::new(complete::clusters))]
     pub cluster: Option<String>,
     /// Name of the kubeconfig user to use
-    #[arg(long, value_name = "NAME", global = true, hide_short_help = true)]
+    #[arg(long, value_name = "NAME", global = true, hide_short_help = true, add = ArgValueCandidates::new(complete::users))]
     pub user: Option<String>,
     /// Namespace of this request
     #[arg(short = 'n', long, value_name = "NAME", global = true)]

@@ -1,6 +1,7 @@
 //! The connection to a cluster: kubectl's flags, its rules of precedence, a time-out for each call, and errors that
 //! explain themselves.
 
+mod complete;
 mod config;
 mod explain;
 mod flags;

@@ -76,7 +76,15 @@ impl Parts {
     /// # Errors
     /// Something is missing on the machine, or a build fails.
     pub fn ensure(purpose: Purpose) -> Result<Self> {
-        let settings = Settings::from_env(purpose)?;
+        Self::beside(purpose, 0)
+    }
+
+    /// As [`Parts::ensure`], for one of several that are used at the same time, by its number from 0.
+    ///
+    /// # Errors
+    /// As [`Parts::ensure`].
+    pub fn beside(purpose: Purpose, number: usize) -> Result<Self> {
+        let settings = Settings::from_env(purpose)?.beside(number);
         Ok(Self {
             built: cache::ensure(&settings)?,
             hub: cache::ensure_hub(&settings)?,
@@ -125,8 +133,9 @@ impl Api {
             fs::remove_dir_all(&directory).what(|| format!("remove {}", directory.display()))?;
         }
         fs::create_dir_all(&directory).what(|| format!("make {}", directory.display()))?;
-        // An address of its own for each name and process that tests.
-        let hash = name
+        // An address of its own for each directory and process that tests.
+        let hash = directory
+            .to_string_lossy()
             .bytes()
             .chain(std::process::id().to_le_bytes())
             .fold(5381u32, |hash, byte| hash.wrapping_mul(33) ^ u32::from(byte));

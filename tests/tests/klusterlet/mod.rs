@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
-        MutexGuard, OnceLock,
+        OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     thread,
@@ -26,9 +26,12 @@ use serde_json::{Value, json};
 use tests::{
     command::{self, Output},
     hub::{APISERVER, Api, ApiOptions, AuditEvent, Parts},
+    lanes::{self, Lane},
     settings::Purpose,
     static_binary::build_static_of,
 };
+
+use crate::support::built_alone;
 
 const SECRET: &str = "hub-kubeconfig-secret";
 const PENDING: &str = "hub-kubeconfig-secret-pending";
@@ -45,12 +48,12 @@ pub(crate) fn binary() -> &'static Path {
     })
 }
 
-/// A hub and a spoke. One pair at a time: an API takes 400 MB.
+/// A hub and a spoke. In a lane of their own: an API takes 400 MB.
 struct Pair {
     spoke: Api,
     hub: Api,
     bootstrap: PathBuf,
-    _one_at_a_time: MutexGuard<'static, ()>,
+    _lane: Lane,
 }
 
 impl Pair {
@@ -59,9 +62,9 @@ impl Pair {
     }
 
     fn with(options: &ApiOptions) -> Self {
-        let one_at_a_time = tests::lab::one_at_a_time();
-        binary();
-        let parts = Parts::ensure(Purpose::Tests).unwrap();
+        built_alone();
+        let lane = lanes::take();
+        let parts = Parts::beside(Purpose::Tests, lane.number()).unwrap();
         let mut hub = Api::up(&parts, "hub", options).unwrap();
         let bootstrap = hub.become_hub().unwrap();
         let spoke = Api::up(&parts, "spoke", &ApiOptions::default()).unwrap();
@@ -69,7 +72,7 @@ impl Pair {
             spoke,
             hub,
             bootstrap,
-            _one_at_a_time: one_at_a_time,
+            _lane: lane,
         }
     }
 

@@ -1,17 +1,23 @@
 //! The guard's talk with the API: reads what the CLI states of its own Node, and reports back, with the kubelet's credentials.
 
-use super::{Exchange, GuardOptions, say};
-use crate::names::{Component, NODE_PREFIX};
+use super::events::Notice;
+use super::health::Health;
+use super::last_good::Pods;
+use super::{Exchange, GuardOptions, say, soak};
+use crate::daemon_set::SELECTOR_LABEL;
+use crate::names::{Component, GUARD, NAMESPACE, NODE_PREFIX};
 use crate::node::state::{Desired, GuardReport, Report};
 use futures_util::StreamExt;
-use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, Patch, PatchParams, WatchEvent, WatchParams};
+use k8s_openapi::api::core::v1::{Event, EventSource, Node, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const CALL: Duration = Duration::from_secs(5);
@@ -32,45 +38,75 @@ pub fn guard_annotation() -> String {
 
 /// Talks for ever. An API that is not there is the ordinary case here, not an error.
 pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(), String>) {
-    let guard = GuardReport {
+    let mut health = Health::new(options);
+    let mut guard = GuardReport {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         build: options.build.clone(),
         process: std::process::id(),
         steering_refused: trial.as_ref().err().cloned(),
+        troubles: Vec::new(),
     };
     let mut client: Option<(Api<Node>, Instant)> = None;
-    let mut last_error = String::new();
+    let mut looked = None;
+    let longest = LOOK_AGAIN.min(soak::interval(options.last_known_good_after));
+    let mut said = String::new();
+    let mut complain = |error: Option<&str>| {
+        let error = error.unwrap_or_default();
+        if error != said && !error.is_empty() {
+            say(&format!("no talk with the API: {error}"));
+        }
+        error.clone_into(&mut said);
+    };
     loop {
+        let troubles = health.troubles();
+        if troubles != guard.troubles {
+            say(&format!(
+                "guard: {}",
+                if troubles.is_empty() {
+                    "all is well again".to_owned()
+                } else {
+                    troubles.join("; ")
+                }
+            ));
+            guard.troubles = troubles;
+        }
         match talk(options, exchange, &guard, &mut client).await {
-            Ok((nodes, version)) => {
-                last_error.clear();
+            Ok(talked) => {
+                // what cannot be looked at or told now, can be in the next round
+                let also = beside(options, exchange, &talked, &mut looked).await;
+                complain(also.err().as_deref());
                 tokio::select! {
                     () = exchange.reported() => {}
-                    () = changed(&nodes, &options.node_name, &version) => {}
-                    () = tokio::time::sleep(LOOK_AGAIN) => {}
+                    () = changed(&talked.nodes, &options.node_name, &talked.version) => {}
+                    () = tokio::time::sleep(longest) => {}
                 }
                 tokio::time::sleep(PAUSE).await;
             }
             Err(error) => {
                 client = None;
-                if error != last_error {
-                    say(&format!("no talk with the API: {error}"));
-                    last_error = error;
-                }
+                complain(Some(&error));
                 tokio::time::sleep(AGAIN).await;
             }
         }
     }
 }
 
-/// One round: reads what is wanted, reports where something has changed. Returns the version of the Node that was read or
-/// written last.
+/// What one round came to.
+struct Talked {
+    nodes: Api<Node>,
+    /// The version of the Node that was read or written last.
+    version: String,
+    /// Who the Node is.
+    node: ObjectReference,
+}
+
+/// One round: reads what is wanted, reports where something has changed.
 async fn talk(
     options: &GuardOptions,
     exchange: &Exchange,
     guard: &GuardReport,
     client: &mut Option<(Api<Node>, Instant)>,
-) -> Result<(Api<Node>, String), String> {
+) -> Result<Talked, String> {
     let nodes = match client {
         Some((nodes, made)) if made.elapsed() <= CLIENT_LIFE => nodes.clone(),
         _ => {
@@ -89,7 +125,17 @@ async fn talk(
         node = within(nodes.patch_metadata(&options.node_name, &PatchParams::default(), &patch)).await?;
         exchange.desire(desired(&node.metadata.annotations.unwrap_or_default()).0);
     }
-    Ok((nodes, node.metadata.resource_version.unwrap_or_default()))
+    let reference = ObjectReference {
+        kind: Some("Node".to_owned()),
+        name: Some(options.node_name.clone()),
+        uid: node.metadata.uid,
+        ..ObjectReference::default()
+    };
+    Ok(Talked {
+        nodes,
+        version: node.metadata.resource_version.unwrap_or_default(),
+        node: reference,
+    })
 }
 
 /// Waits until the Node is no longer at that version, or the API does not tell any more.
@@ -104,6 +150,81 @@ async fn changed(nodes: &Api<Node>, name: &str, version: &str) {
     };
     if rang.await.is_none() {
         tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// What is read and told besides: the DaemonSets' Pods now and then, and Events.
+async fn beside(
+    options: &GuardOptions,
+    exchange: &Exchange,
+    talked: &Talked,
+    looked: &mut Option<Instant>,
+) -> Result<(), String> {
+    let client = talked.nodes.clone().into_client();
+    let interval = soak::interval(options.last_known_good_after);
+    if looked.is_none_or(|last| last.elapsed() >= interval) {
+        let at = Instant::now();
+        let pods = own_pods(&client, &options.node_name).await?;
+        *looked = Some(at);
+        exchange.show(Pods {
+            at,
+            pods: Arc::new(pods),
+        });
+    }
+    while let Some(notice) = exchange.notice() {
+        let events: Api<Event> = Api::namespaced(client.clone(), EVENT_NAMESPACE);
+        let event = event(&notice, &talked.node, &options.node_name);
+        if let Err(error) = within(events.create(&PostParams::default(), &event)).await {
+            exchange.unsent(notice);
+            return Err(format!("an Event cannot be written: {error}"));
+        }
+    }
+    Ok(())
+}
+
+/// Events about a Node, which has no namespace, lie here, as the kubelet's do.
+const EVENT_NAMESPACE: &str = "default";
+
+/// The DaemonSets' Pods of this node: the kubelet may list the Pods that are bound to its Node, and no others. As they are,
+/// with fields that are newer than this program.
+async fn own_pods(client: &Client, node: &str) -> Result<Vec<Value>, String> {
+    let names: Vec<String> = Component::ALL
+        .iter()
+        .map(|component| component.daemon_set_name())
+        .collect();
+    let parameters = ListParams::default()
+        .fields(&format!("spec.nodeName={node}"))
+        .labels(&format!("{SELECTOR_LABEL} in ({})", names.join(",")));
+    let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &ApiResource::erase::<Pod>(&()));
+    let list = within(pods.list(&parameters)).await?;
+    Ok(list
+        .items
+        .iter()
+        .filter_map(|pod| serde_json::to_value(pod).ok())
+        .collect())
+}
+
+fn event(notice: &Notice, node: &ObjectReference, host: &str) -> Event {
+    let now = Time(jiff::Timestamp::now());
+    Event {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{GUARD}-")),
+            namespace: Some(EVENT_NAMESPACE.to_owned()),
+            ..ObjectMeta::default()
+        },
+        involved_object: node.clone(),
+        type_: Some(notice.kind.to_owned()),
+        reason: Some(notice.reason.to_owned()),
+        // no longer than the API takes
+        message: Some(notice.message.chars().take(1000).collect()),
+        source: Some(EventSource {
+            component: Some(GUARD.to_owned()),
+            host: Some(host.to_owned()),
+        }),
+        first_timestamp: Some(now.clone()),
+        last_timestamp: Some(now),
+        count: Some(1),
+        ..Event::default()
     }
 }
 
@@ -203,6 +324,7 @@ mod tests {
             build: "b".into(),
             process: 7,
             steering_refused: None,
+            troubles: Vec::new(),
         };
         let first = changes(&BTreeMap::new(), &BTreeMap::new(), &BTreeMap::new(), &guard);
         assert_eq!(first.len(), 1);

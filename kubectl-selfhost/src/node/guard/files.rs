@@ -1,14 +1,14 @@
 //! Files of the guard: every write is whole or not there, and says who may read it.
 
 use crate::node::state::Original;
-use shared::atomic_file::{self, Owner};
-use std::fs::{self, Permissions};
+use shared::atomic_file::{self, Facts, Owner};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-pub use shared::atomic_file::Attributes;
+pub use shared::atomic_file::{Attributes, remove_left_overs};
 
 /// How a file is to lie there for it to be as the original was.
 #[must_use]
@@ -42,14 +42,29 @@ pub fn remove(path: &Path) -> io::Result<()> {
     atomic_file::remove(path).map_err(|error| named(path, "cannot be removed", &error))
 }
 
-/// Makes a directory, with its parents, and sets its permission bits.
+/// Makes a directory, with its parents, and sets its permission bits. One that is there with these bits is left alone: it may
+/// lie on a file system that cannot be written.
 ///
 /// # Errors
 /// Names the path.
 pub fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
+    if fs::metadata(path).is_ok_and(|found| found.is_dir() && found.mode() & 0o7777 == mode) {
+        return Ok(());
+    }
     fs::create_dir_all(path)
-        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
+        .and_then(|()| set_mode(path, mode))
         .map_err(|error| named(path, "cannot be made", &error))
+}
+
+#[cfg(unix)]
+fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+#[cfg(not(unix))]
+fn set_mode(_: &Path, _: u32) -> io::Result<()> {
+    Ok(())
 }
 
 /// How a file lies there now.
@@ -63,12 +78,13 @@ pub fn metadata(path: &Path, sha256: String) -> io::Result<Original> {
         .and_then(|name| name.to_str())
         .unwrap_or_default()
         .to_owned();
+    let facts = Facts::of(&metadata);
     Ok(Original {
         file_name,
-        mode: metadata.mode() & 0o7777,
-        uid: metadata.uid(),
-        gid: metadata.gid(),
-        modified_ns: i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec()),
+        mode: facts.mode,
+        uid: facts.user,
+        gid: facts.group,
+        modified_ns: facts.modified_ns,
         sha256,
     })
 }
@@ -77,9 +93,11 @@ fn named(path: &Path, what: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{} {what}: {error}", path.display()))
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn what_is_saved_and_put_back_is_the_same_to_the_nanosecond() {

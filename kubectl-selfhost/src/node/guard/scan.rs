@@ -4,8 +4,8 @@ use super::world::{FoundManifest, Manifests};
 use crate::inventory::take_inventory;
 use crate::manifest::read_directory;
 use crate::node::variants::Endpoint;
+use shared::atomic_file::Facts;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Reads a manifest directory.
@@ -15,8 +15,8 @@ pub struct Scanner {
     last: Option<(Vec<Stamp>, Manifests)>,
 }
 
-/// What changes when a file is written: name, inode, size, times of change of content and of the inode.
-type Stamp = (PathBuf, u64, u64, i64, i64);
+/// What changes when a file is written: name, size, inode and its times, owner and mode.
+type Stamp = (PathBuf, u64, Facts);
 
 impl Scanner {
     /// Of that directory.
@@ -65,11 +65,7 @@ impl Scanner {
             let Ok(metadata) = std::fs::metadata(&path) else {
                 continue;
             };
-            let (content, inode) = (
-                metadata.mtime_nsec(),
-                metadata.ctime() * 1_000_000_000 + metadata.ctime_nsec(),
-            );
-            stamps.push((path, metadata.ino(), metadata.len(), content, inode));
+            stamps.push((path, metadata.len(), Facts::of(&metadata)));
         }
         stamps.sort();
         Ok(stamps)
