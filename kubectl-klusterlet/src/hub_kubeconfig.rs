@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use jiff::Timestamp;
 use kube::config::Kubeconfig;
 use serde::Deserialize as _;
@@ -84,6 +85,19 @@ impl HubEndpoint {
             certificate_authority_data: some(&entry.certificate_authority_data),
             tls_server_name: some(&entry.tls_server_name),
         })
+    }
+
+    /// Which certificate authorities the server is verified with, and where they stand, for messages.
+    #[must_use]
+    pub fn trusted(&self) -> String {
+        let (place, pem) = match (&self.certificate_authority_data, &self.certificate_authority) {
+            (Some(data), _) => ("certificate-authority-data", BASE64_STANDARD.decode(data.trim()).ok()),
+            (None, Some(path)) => (path.as_str(), std::fs::read(path).ok()),
+            (None, None) => return "the authorities of this machine".to_owned(),
+        };
+        let chain = pem.and_then(|pem| Chain::parse(&pem).ok());
+        let all = chain.map_or_else(|| "nothing that can be read".to_owned(), |chain| chain.describe());
+        format!("{all} ({place})")
     }
 
     /// The kubeconfig for the hub, with the pair in two files beside it.
@@ -374,6 +388,31 @@ mod tests {
         let mut garbage = good;
         garbage.insert(key::KUBECONFIG.to_owned(), b"{{{".to_vec());
         assert!(matches!(judge(&garbage, None, "cluster1"), Err(Problem::Unreadable(_))));
+    }
+
+    #[test]
+    fn messages_say_which_authorities_are_trusted() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("ca.crt");
+        let (pem, _) = certificate("the hub's CA", "x", -60, 60);
+        std::fs::write(&file, &pem).unwrap();
+        let with_data = HubEndpoint {
+            certificate_authority_data: Some(BASE64_STANDARD.encode(&pem)),
+            ..endpoint()
+        };
+        assert!(
+            with_data.trusted().starts_with("\"the hub's CA\" until "),
+            "{}",
+            with_data.trusted()
+        );
+        let with_file = HubEndpoint {
+            certificate_authority: Some(file.display().to_string()),
+            ..endpoint()
+        };
+        assert!(with_file.trusted().contains("the hub's CA") && with_file.trusted().ends_with("/ca.crt)"));
+        std::fs::remove_file(&file).unwrap();
+        assert!(with_file.trusted().starts_with("nothing that can be read"));
+        assert_eq!(endpoint().trusted(), "the authorities of this machine");
     }
 
     #[test]

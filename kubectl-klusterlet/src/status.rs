@@ -13,7 +13,10 @@ use shared::{
 };
 
 use crate::{
-    agent::lock::{DURATION, is_known_dead},
+    agent::{
+        lock::{DURATION, is_known_dead},
+        trouble_at,
+    },
     certificate::Chain,
     connection::HubAccess,
     csr::{RequestState, fingerprint, renew_at, request_state},
@@ -308,7 +311,7 @@ async fn ask_hub(status: &mut Status, stored: &StoredSecret, now: Timestamp) {
                             "the hub lets this agent not even read ManagedCluster {name}: it is not accepted yet, or was deleted"
                         )
                     } else {
-                        error.to_string()
+                        trouble_at(&error, &endpoint).text
                     };
                     status.troubles.push(text);
                 }

@@ -31,6 +31,7 @@ use crate::{
     connection::is_unauthorized,
     facts::ClaimRules,
     files,
+    hub_kubeconfig::HubEndpoint,
     log::Log,
     options::{FailoverAgentOptions, NameSources, RandomNames},
     pending,
@@ -130,6 +131,17 @@ pub fn trouble_of(error: &Error) -> Trouble {
         kind,
         text: format!("{error}{hints}"),
     }
+}
+
+/// The same for a hub; where its server's certificate is not accepted, with what is trusted.
+#[must_use]
+pub fn trouble_at(error: &Error, endpoint: &HubEndpoint) -> Trouble {
+    let mut trouble = trouble_of(error);
+    if error.cause() == Cause::Certificate {
+        trouble.text.push_str("; trusted: ");
+        trouble.text.push_str(&endpoint.trusted());
+    }
+    trouble
 }
 
 /// Random bytes of the system.

@@ -71,6 +71,7 @@ fn a_hub_behind_a_proxy_whose_authority_is_renewed_and_whose_clock_is_wrong() {
     pair.set_lease("far", 4);
     pair.hub.renew_serving_authority().unwrap();
     agent.wait_for_line("unknown authority");
+    agent.wait_for_line("trusted: ");
     let before = pair.lease("far");
     thread::sleep(Duration::from_secs(6));
     assert_eq!(

@@ -30,7 +30,7 @@ use self::{
 use super::{
     Context,
     state::{Trouble, TroubleKind, set},
-    trouble_of,
+    trouble_at, trouble_of,
 };
 use crate::{
     certificate::Chain,
@@ -397,7 +397,7 @@ async fn register(context: &Context, memory: &Memory, access: &Arc<HubAccess>) -
     let seen = Hub::new(access, name)
         .cluster()
         .await
-        .map_err(|error| trouble_of(&error))?;
+        .map_err(|error| trouble_at(&error, &access.endpoint))?;
     match ownership(seen.as_ref(), &context.identity) {
         Ownership::Taken(why) if !context.force => Err(Trouble {
             kind: TroubleKind::NameTaken,

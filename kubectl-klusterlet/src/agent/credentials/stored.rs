@@ -8,7 +8,7 @@ use super::{
     super::{
         Context,
         state::{Trouble, TroubleKind, set},
-        trouble_of,
+        trouble_at, trouble_of,
     },
     of_spoke,
 };
@@ -50,7 +50,7 @@ pub(super) async fn refused_again(context: &Context, stored: &StoredSecret) -> R
             }
             Ok(Err(Problem::Rejected))
         }
-        Err(error) if error.cause() != Cause::Forbidden => Err(trouble_of(&error)),
+        Err(error) if error.cause() != Cause::Forbidden => Err(trouble_at(&error, &access.endpoint)),
         _ => {
             set(&context.state.rejected, None);
             let pem = stored.data.get(key::CERTIFICATE).map(Vec::as_slice).unwrap_or_default();
@@ -86,7 +86,7 @@ pub(super) async fn moved(
             );
             Ok(false)
         }
-        Err(error) if error.cause() != Cause::Forbidden => Err(trouble_of(&error)),
+        Err(error) if error.cause() != Cause::Forbidden => Err(trouble_at(&error, endpoint)),
         _ => {
             write_kubeconfig(context, endpoint).await?;
             context.log.info(
