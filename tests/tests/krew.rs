@@ -155,8 +155,11 @@ fn built(to: &Path) -> PathBuf {
             std::env::var_os(variable).map_or_else(|| static_binary::build_static_of(plugin).unwrap(), PathBuf::from);
         for platform in PLATFORMS {
             let path = to.join(format!("{plugin}-{platform}{}", platform.suffix()));
-            if platform == here || platform.os == "linux" {
+            if platform == here {
                 fs::copy(&own, path).unwrap();
+            } else if platform.os == "linux" {
+                // the header of an ELF file that asks for no dynamic linker
+                fs::write(path, [&b"\x7fELF\x02\x01"[..], &[0; 58]].concat()).unwrap();
             } else {
                 fs::write(path, format!("{plugin} for {platform}")).unwrap();
             }
@@ -370,9 +373,12 @@ fn upgraded_and_removed(machine: &Machine, served: &Path, binaries: &Path, url: 
     release("v0.1.1", binaries, url, &second);
     machine.publish(&second);
     machine.must("kubectl", &["krew", "upgrade", "selfhost"]);
-    let list = machine.must("kubectl", &["krew", "list"]).stdout;
-    let line = list.lines().find(|line| line.starts_with("selfhost")).unwrap();
-    assert!(line.contains("v0.1.1"), "{list}");
+    assert!(
+        machine
+            .root
+            .join("krew/store/selfhost/v0.1.1/kubectl-selfhost")
+            .is_file()
+    );
     machine.must("kubectl", &["selfhost", "--version"]);
     assert!(
         !machine.root.join("krew/store/selfhost/v0.1.0").exists(),

@@ -281,7 +281,8 @@ impl ComponentWorld {
         let known: HashSet<u64> = self.sockets.values().copied().collect();
         let strangers = listening.iter().any(|inode| !known.contains(inode));
         let fallback_process = mine.iter().find(|process| process.role == Role::Fallback);
-        let fallback_proven = strangers && fallback_process.is_some_and(|process| self.prove(process.pid, port));
+        let fallback_proven =
+            strangers && fallback_process.is_some_and(|process| prove(self.endpoint, process.pid, port));
         let candidate = mine
             .iter()
             .filter(|process| {
