@@ -96,33 +96,30 @@ fn planned_and_brought_back(cluster: &Cluster) {
     cluster.assert_self_hosted();
 }
 
-/// The DaemonSets are gone as well: what was brought back stays, and `recover` says so.
+/// The apiserver's DaemonSet is gone as well: what was brought back stays, and `recover` says so. The guard goes first, or it puts
+/// the fallback in; the controller manager stays, as it is what takes the Pods of a deleted DaemonSet away.
 fn without_daemon_sets_the_fallbacks_serve_on(cluster: &Cluster) {
-    for component in COMPONENTS {
-        cluster.kubectl(&[
-            "delete",
-            "daemonset",
-            "-n",
-            "kube-system",
-            &format!("self-hosted-{component}"),
-            "--wait=false",
-        ]);
-        if component == "kube-apiserver" {
-            break;
-        }
-    }
+    let gone = |program: &str| {
+        cluster.wait(&format!("{program} to be gone"), 120, || {
+            let running = cluster.lab.pids(1, program).unwrap();
+            if running.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{running:?}"))
+            }
+        });
+    };
     fs::remove_file(cluster.file("/etc/kubernetes/manifests/selfhost-guard.yaml")).unwrap();
-    cluster.wait("the apiserver to be gone", 120, || {
-        let running = [
-            cluster.lab.pids(1, "kube-apiserver").unwrap(),
-            cluster.lab.pids(1, "kubectl-selfhost").unwrap(),
-        ];
-        if running.iter().all(Vec::is_empty) {
-            Ok(())
-        } else {
-            Err(format!("{running:?}"))
-        }
-    });
+    gone("kubectl-selfhost");
+    cluster.kubectl(&[
+        "delete",
+        "daemonset",
+        "-n",
+        "kube-system",
+        "self-hosted-kube-apiserver",
+        "--wait=false",
+    ]);
+    gone("kube-apiserver");
     let done = cluster.must(&["recover", "--yes", "--timeout", "60s"]);
     assert!(flat(&done).contains("the fallbacks serve"), "{done:?}");
     assert_eq!(cluster.component("kube-apiserver")["state"], "fallback");
