@@ -81,6 +81,17 @@ impl Chain {
         self.0.first().map_or("", |certificate| &certificate.common_name)
     }
 
+    /// Each of them with its end, for messages.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let all: Vec<_> = self
+            .0
+            .iter()
+            .map(|certificate| format!("{:?} until {}", certificate.common_name, certificate.not_after))
+            .collect();
+        all.join(", ")
+    }
+
     /// When all of them are valid.
     #[must_use]
     pub fn validity(&self) -> Validity {

@@ -23,7 +23,7 @@ use crate::{
     options::FailoverAgentOptions,
     outcome::Failure,
     registration::Stage,
-    run::{RunOptions, run},
+    run::RunOptions,
     status::status,
     validate::validate,
 };
@@ -318,7 +318,10 @@ impl Cli {
                     LogForm::Json => LogFormat::Json,
                     LogForm::Text => LogFormat::Text,
                 };
-                Ok(run(arguments.agent, &kube, &how, Log::new(printer.clone(), format)).await?)
+                Ok(arguments
+                    .agent
+                    .run(&kube, &how, Log::new(printer.clone(), format))
+                    .await?)
             }
             Command::Validate(arguments) => validate(arguments.agent, &kube, printer).await,
             Command::Status(arguments) => {

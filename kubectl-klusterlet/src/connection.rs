@@ -46,6 +46,8 @@ pub struct HubAccess {
     pub credentials: Credentials,
     /// Where it is.
     pub endpoint: HubEndpoint,
+    /// What the file with its certificate authorities held, where they are in a file.
+    authorities: Option<[u8; 32]>,
 }
 
 /// The spoke, and the certificate authorities (DER) that it is trusted by.
@@ -95,6 +97,7 @@ impl HubAccess {
         Ok(Self {
             cluster: Cluster::new(resolve(&flags, &defaults(), &Environment::of_process())?)?,
             credentials: Credentials::Bootstrap,
+            authorities: authorities(&endpoint),
             endpoint,
         })
     }
@@ -124,6 +127,7 @@ impl HubAccess {
         Ok(Self {
             cluster: Cluster::new(settings)?,
             credentials: Credentials::Certificate(fingerprint(certificate)),
+            authorities: authorities(endpoint),
             endpoint: endpoint.clone(),
         })
     }
@@ -131,8 +135,24 @@ impl HubAccess {
     /// Whether it is the same as another.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        self.credentials == other.credentials && self.endpoint == other.endpoint
+        self.credentials == other.credentials
+            && self.endpoint == other.endpoint
+            && self.authorities == other.authorities
     }
+
+    /// How far the hub's clock is ahead; any answer tells, a refusal too. `None` where there is none.
+    pub async fn skew(&self) -> Option<SignedDuration> {
+        let request = Request::get("/version").body(Vec::new()).ok()?;
+        send_raw(&self.cluster, "ask for the time of the hub", request)
+            .await
+            .ok()?
+            .2
+    }
+}
+
+fn authorities(endpoint: &HubEndpoint) -> Option<[u8; 32]> {
+    let content = std::fs::read(endpoint.certificate_authority.as_ref()?).ok()?;
+    Some(fingerprint(&content))
 }
 
 /// An answer, and how far the server's clock is ahead.

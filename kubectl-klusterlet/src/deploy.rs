@@ -92,6 +92,9 @@ fn deployment(options: &FailoverAgentOptions, deploy: &DeployOptions, metadata: 
     if !options.agent_name.is_empty() {
         arguments.push(format!("--agent-name={}", options.agent_name));
     }
+    if let Some(life) = options.client_cert_expiration {
+        arguments.push(format!("--client-cert-expiration={}s", life.as_secs_f64()));
+    }
     arguments.extend(
         options
             .spoke_external_server_urls

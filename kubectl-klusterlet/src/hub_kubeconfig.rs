@@ -1,7 +1,11 @@
 //! The kubeconfig for the hub: made from the bootstrap kubeconfig, and judged against it.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use jiff::Timestamp;
 use kube::config::Kubeconfig;
 use serde::Deserialize as _;
@@ -83,6 +87,19 @@ impl HubEndpoint {
         })
     }
 
+    /// Which certificate authorities the server is verified with, and where they stand, for messages.
+    #[must_use]
+    pub fn trusted(&self) -> String {
+        let (place, pem) = match (&self.certificate_authority_data, &self.certificate_authority) {
+            (Some(data), _) => ("certificate-authority-data", BASE64_STANDARD.decode(data.trim()).ok()),
+            (None, Some(path)) => (path.as_str(), std::fs::read(path).ok()),
+            (None, None) => return "the authorities of this machine".to_owned(),
+        };
+        let chain = pem.and_then(|pem| Chain::parse(&pem).ok());
+        let all = chain.map_or_else(|| "nothing that can be read".to_owned(), |chain| chain.describe());
+        format!("{all} ({place})")
+    }
+
     /// The kubeconfig for the hub, with the pair in two files beside it.
     ///
     /// # Errors
@@ -138,6 +155,25 @@ impl HubEndpoint {
         .map(|(name, _)| name)
         .collect()
     }
+}
+
+/// The kubeconfig and the files that it names: what it says changes with each of them.
+#[must_use]
+pub fn files_of(path: &Path) -> Vec<PathBuf> {
+    let mut files = vec![path.to_owned()];
+    if let Ok(kubeconfig) = Kubeconfig::read_from(path) {
+        let clusters = kubeconfig.clusters.into_iter().filter_map(|entry| entry.cluster);
+        files.extend(
+            clusters
+                .filter_map(|cluster| cluster.certificate_authority)
+                .map(PathBuf::from),
+        );
+        for user in kubeconfig.auth_infos.into_iter().filter_map(|entry| entry.auth_info) {
+            let named = [user.client_certificate, user.client_key, user.token_file];
+            files.extend(named.into_iter().flatten().map(PathBuf::from));
+        }
+    }
+    files
 }
 
 /// The endpoint in the text of a hub kubeconfig.
@@ -355,6 +391,31 @@ mod tests {
     }
 
     #[test]
+    fn messages_say_which_authorities_are_trusted() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("ca.crt");
+        let (pem, _) = certificate("the hub's CA", "x", -60, 60);
+        std::fs::write(&file, &pem).unwrap();
+        let with_data = HubEndpoint {
+            certificate_authority_data: Some(BASE64_STANDARD.encode(&pem)),
+            ..endpoint()
+        };
+        assert!(
+            with_data.trusted().starts_with("\"the hub's CA\" until "),
+            "{}",
+            with_data.trusted()
+        );
+        let with_file = HubEndpoint {
+            certificate_authority: Some(file.display().to_string()),
+            ..endpoint()
+        };
+        assert!(with_file.trusted().contains("the hub's CA") && with_file.trusted().ends_with("/ca.crt)"));
+        std::fs::remove_file(&file).unwrap();
+        assert!(with_file.trusted().starts_with("nothing that can be read"));
+        assert_eq!(endpoint().trusted(), "the authorities of this machine");
+    }
+
+    #[test]
     fn everything_that_leads_to_the_hub_is_kept_and_insecure_is_refused() {
         let full = HubEndpoint {
             cluster: "hub".into(),
@@ -380,7 +441,10 @@ mod tests {
         let read = HubEndpoint::read(&path).unwrap();
         assert_eq!(read.server, "https://h");
         let ca = directory.path().join("ca.crt").display().to_string();
-        assert_eq!(read.certificate_authority, Some(ca));
+        assert_eq!(read.certificate_authority, Some(ca.clone()));
+        assert_eq!(files_of(&path), [path.clone(), ca.into()]);
+        let missing = directory.path().join("no");
+        assert_eq!(files_of(&missing), [missing]);
         let missing = HubEndpoint::read(&directory.path().join("no")).unwrap_err();
         assert!(missing.to_string().contains("/no"), "{missing}");
     }

@@ -24,12 +24,13 @@ use crate::{
     hub::Hub,
     log::{Log, LogFormat},
     names::{AGENT_LEASE, FIELD_MANAGER, key, pending_secret},
-    options::FailoverAgentOptions,
+    options::{FailoverAgentOptions, not_the_hub},
     outcome::{self, Failure},
     preflight,
     registration::{Ownership, Stage, new_managed_cluster, ownership, stage},
     run::{prepare, stopped},
     spoke::{absent, cluster_uid},
+    timing::skew_warning,
 };
 
 /// How `join` goes about it.
@@ -94,6 +95,9 @@ pub async fn join(
     context.is_join = true;
     context.force = how.force;
     show(&context, &connection.cluster, &hub, printer);
+    if !how.allow_same_cluster {
+        not_the_hub(&context.identity.urls, &hub.endpoint.server)?;
+    }
     refuse_same(&context, &hub, how).await?;
     if how.dry_run {
         return dry_run(&context, &hub, printer).await;
@@ -188,10 +192,14 @@ async fn check_permissions(context: &Context, hub: &HubAccess, printer: &Printer
         preflight::of_bootstrap(),
         preflight::of_spoke(&context.spoke.namespace, &secrets),
     );
-    let (hub_lacks, spoke_lacks) = tokio::join!(
+    let (hub_lacks, spoke_lacks, skew) = tokio::join!(
         preflight::missing(&hub.cluster, &of_hub),
-        preflight::missing(&context.spoke.cluster, &of_spoke)
+        preflight::missing(&context.spoke.cluster, &of_spoke),
+        hub.skew()
     );
+    if let Some(text) = skew_warning(skew) {
+        printer.warning(text);
+    }
     let spoke_lacks = spoke_lacks.map_err(Failure::of_cause)?;
     for permission in spoke_lacks.iter().filter(|permission| permission.is_optional) {
         printer.warning(format!(

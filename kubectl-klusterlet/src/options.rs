@@ -265,6 +265,21 @@ pub fn check_https(url: &str) -> Result<()> {
         .hint("write it as https://HOST:PORT"))
 }
 
+/// Refuses an external address of the spoke that is the hub's own.
+///
+/// # Errors
+/// A usage error that names the address.
+pub fn not_the_hub(urls: &[String], hub: &str) -> Result<()> {
+    match urls.iter().find(|url| url.trim_end_matches('/') == hub) {
+        None => Ok(()),
+        Some(url) => Err(
+            Error::usage(format!("--spoke-external-server-urls {url} is the address of the hub"))
+                .because("the hub's users would take the hub for the spoke")
+                .hint("give the address at which they reach the spoke's API server"),
+        ),
+    }
+}
+
 #[cfg(test)]
 #[path = "options_tests.rs"]
 mod tests;

@@ -236,3 +236,12 @@ proptest! {
         let _ = parse_duration(&text);
     }
 }
+
+#[test]
+fn an_external_address_is_not_that_of_the_hub() {
+    let urls = ["https://a:6443".to_owned(), "https://hub:6443/".to_owned()];
+    assert!(not_the_hub(&urls, "https://b:6443").is_ok());
+    assert!(not_the_hub(&[], "https://hub:6443").is_ok());
+    let error = not_the_hub(&urls, "https://hub:6443").unwrap_err();
+    assert!(error.to_string().contains("https://hub:6443/"), "{error}");
+}

@@ -146,11 +146,19 @@ async fn prepare_patiently(options: &FailoverAgentOptions, connection: &SpokeCon
     }
 }
 
-/// Runs the agent until it is told to end.
-///
-/// # Errors
-/// The options are wrong, or the address cannot be taken.
-pub async fn run(options: FailoverAgentOptions, kube: &KubeFlags, how: &RunOptions, log: Log) -> Result<()> {
+impl FailoverAgentOptions {
+    /// Runs the agent until the process is told to end: completes and validates the options once the spoke answers, then
+    /// follows whichever of the four scenarios holds (bootstrap and hub kubeconfig valid or not), without a restart when
+    /// another begins.
+    ///
+    /// # Errors
+    /// The options are wrong, or the address cannot be taken.
+    pub async fn run(self, kube: &KubeFlags, how: &RunOptions, log: Log) -> Result<()> {
+        run(self, kube, how, log).await
+    }
+}
+
+async fn run(options: FailoverAgentOptions, kube: &KubeFlags, how: &RunOptions, log: Log) -> Result<()> {
     let stop = stopped()?;
     let connection = connect_spoke(kube)?;
     // Before anything is waited for: a process that waits for its spoke lives.

@@ -13,7 +13,10 @@ use shared::{
 };
 
 use crate::{
-    agent::lock::{DURATION, is_known_dead},
+    agent::{
+        lock::{DURATION, is_known_dead},
+        trouble_at,
+    },
     certificate::Chain,
     connection::HubAccess,
     csr::{RequestState, fingerprint, renew_at, request_state},
@@ -26,7 +29,7 @@ use crate::{
     registration::{Stage, is_denied, stage},
     run::pod_namespace,
     spoke::{Spoke, StoredSecret, absent},
-    timing::lease_period,
+    timing::{lease_period, skew_warning},
 };
 
 /// All that is shown. Readers of the JSON must ignore fields that they do not know.
@@ -79,6 +82,9 @@ pub struct HubStatus {
     pub active: bool,
     /// Whether it answers.
     pub reachable: bool,
+    /// How many seconds its clock is ahead of this machine's, to a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clock_skew_seconds: Option<i64>,
 }
 
 /// A certificate.
@@ -260,6 +266,7 @@ async fn ask_hub(status: &mut Status, stored: &StoredSecret, now: Timestamp) {
         server: endpoint.server.clone(),
         active: true,
         reachable: false,
+        clock_skew_seconds: None,
     };
     let name = status.cluster.clone().unwrap_or_default();
     match HubAccess::certificate(&endpoint, get(key::CERTIFICATE), get(key::KEY)) {
@@ -271,12 +278,19 @@ async fn ask_hub(status: &mut Status, stored: &StoredSecret, now: Timestamp) {
                 .as_ref()
                 .map(|request| request.name.clone())
                 .filter(|name| !name.is_empty());
-            let (cluster, lease, open) = tokio::join!(hub.cluster(), hub.lease(), async {
-                match &request {
-                    Some(request) => Some(hub.request(request).await),
-                    None => None,
-                }
-            });
+            let (cluster, lease, open, skew) = tokio::join!(
+                hub.cluster(),
+                hub.lease(),
+                async {
+                    match &request {
+                        Some(request) => Some(hub.request(request).await),
+                        None => None,
+                    }
+                },
+                access.skew()
+            );
+            hub_status.clock_skew_seconds = skew.map(|skew| skew.as_secs());
+            status.troubles.extend(skew_warning(skew));
             hub_status.reachable = !cluster.as_ref().is_err_and(shared::Error::is_retryable);
             if let (Some(Ok(open)), Some(shown)) = (open, &mut status.request) {
                 shown.state = match open.as_ref().map(request_state) {
@@ -297,7 +311,7 @@ async fn ask_hub(status: &mut Status, stored: &StoredSecret, now: Timestamp) {
                             "the hub lets this agent not even read ManagedCluster {name}: it is not accepted yet, or was deleted"
                         )
                     } else {
-                        error.to_string()
+                        trouble_at(&error, &endpoint).text
                     };
                     status.troubles.push(text);
                 }
@@ -438,6 +452,7 @@ mod tests {
                 server: "https://hub:6443".into(),
                 active: true,
                 reachable: true,
+                clock_skew_seconds: Some(0),
             }],
             certificate: Some(CertificateStatus {
                 not_before: now,

@@ -7,7 +7,24 @@ use jiff::{SignedDuration, Timestamp};
 /// The hub's default for `leaseDurationSeconds`.
 const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 /// A hub takes a clock for wrong from five lease periods on; from this on it is worth a word.
-pub const NOTABLE_SKEW: SignedDuration = SignedDuration::from_secs(30);
+const NOTABLE_SKEW: SignedDuration = SignedDuration::from_secs(30);
+
+/// Whether clocks differ so much that somebody has to be told.
+#[must_use]
+pub fn is_notable(skew: SignedDuration) -> bool {
+    skew.abs() >= NOTABLE_SKEW
+}
+
+/// What is told about clocks that differ; `None` where they agree.
+#[must_use]
+pub fn skew_warning(skew: Option<SignedDuration>) -> Option<String> {
+    let skew = skew.filter(|skew| is_notable(*skew))?;
+    let seconds = skew.as_secs().abs();
+    let side = if skew.is_positive() { "ahead of" } else { "behind" };
+    Some(format!(
+        "the hub's clock is {seconds} s {side} this machine's: set one of them right; from five lease periods on the hub takes no status"
+    ))
+}
 
 /// How often the lease is renewed: what the hub asks for, never more often than once a second.
 #[must_use]
@@ -88,6 +105,15 @@ mod tests {
         let behind = skew(header, at("2026-11-30T22:56:03.5Z"), at("2026-11-30T22:56:03.5Z")).unwrap();
         assert_eq!(behind, SignedDuration::from_hours(-1));
         assert_eq!(skew("now", Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH), None);
+    }
+
+    #[test]
+    fn clocks_that_differ_are_told_with_their_direction() {
+        let seconds = SignedDuration::from_secs;
+        assert_eq!(skew_warning(None), None);
+        assert_eq!(skew_warning(Some(seconds(29))), None);
+        assert!(skew_warning(Some(seconds(600))).unwrap().contains("600 s ahead of"));
+        assert!(skew_warning(Some(seconds(-30))).unwrap().contains("30 s behind"));
     }
 
     proptest! {

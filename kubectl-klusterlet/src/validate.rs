@@ -8,11 +8,12 @@ use crate::{
     hub::Hub,
     hub_kubeconfig::{Problem, assess},
     names::pending_secret,
-    options::FailoverAgentOptions,
+    options::{FailoverAgentOptions, not_the_hub},
     outcome::{Failure, code_of},
     preflight,
     run::{ca_bundle, pod_namespace},
     spoke::Spoke,
+    timing::skew_warning,
 };
 
 /// What a check found.
@@ -191,6 +192,15 @@ async fn of_hub(options: &FailoverAgentOptions, access: &HubAccess, checks: &mut
                 &format!("may not {}", list.join("; ")),
             )?;
         }
+    }
+    if let Some(skew) = access.skew().await {
+        match skew_warning(Some(skew)) {
+            Some(text) => checks.add(Mark::Warning, "clocks", &text)?,
+            None => checks.add(Mark::Good, "clocks", "this machine's and the hub's agree")?,
+        }
+    }
+    if let Err(error) = not_the_hub(&options.spoke_external_server_urls, &access.endpoint.server) {
+        checks.failed("external addresses", &error)?;
     }
     match Hub::new(access, &options.cluster_name).cluster().await {
         Err(error) => checks.failed("hub", &error),

@@ -1,8 +1,9 @@
 //! The static Pod of the guard.
 
-use crate::names::{BIN_DIR, BIN_MOUNT, BIN_NAME, FIELD_MANAGER, GUARD, NAMESPACE, STATE_DIR};
+use crate::names::{BIN_DIR, BIN_MOUNT, BIN_NAME, FIELD_MANAGER, GUARD, NAMESPACE, NODE_PREFIX, STATE_DIR};
 use serde_json::{Value, json};
 use std::path::Path;
+use std::time::Duration;
 
 /// What differs from node to node.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +20,22 @@ pub struct GuardPlace<'a> {
     pub image: &'a str,
     /// Build of the executable; see [`BIN_DIR`].
     pub build: &'a str,
+    /// How long a template runs well before it becomes the fallback; the usual time when absent.
+    pub last_known_good_after: Option<Duration>,
+    /// Number of the inode of the executable's directory. A guard whose directory was removed and made again still has the one
+    /// that is gone mounted: with another number its manifest differs, and the kubelet starts it anew.
+    pub executable_directory: u64,
+}
+
+/// Flag of the guard with [`GuardPlace::last_known_good_after`].
+const AFTER_FLAG: &str = "--last-known-good-after";
+
+/// The time that an existing manifest of the guard says.
+#[must_use]
+pub fn last_known_good_after(pod: &Value) -> Option<Duration> {
+    let command = pod.pointer("/spec/containers/0/command")?.as_array()?;
+    let at = command.iter().position(|word| word == AFTER_FLAG)?;
+    shared::kube_client::parse_duration(command.get(at + 1)?.as_str()?).ok()
 }
 
 /// The guard's Pod. hostPath volumes only and no API object: it starts without an API.
@@ -35,15 +52,19 @@ pub fn guard_pod(place: GuardPlace<'_>) -> Value {
         kubelet_certificates,
         image,
         build,
+        last_known_good_after,
+        executable_directory,
     } = place;
+    let after = last_known_good_after.map(|after| [AFTER_FLAG.to_owned(), format!("{}s", after.as_secs())]);
     let host = |name: &str, path: &Path, kind: &str| json!({"name": name, "hostPath": {"path": path, "type": kind}});
-    json!({
+    let mut pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": GUARD,
             "namespace": NAMESPACE,
             "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER, "component": GUARD, "tier": "control-plane"},
+            "annotations": {format!("{NODE_PREFIX}/executable-directory"): executable_directory.to_string()},
         },
         "spec": {
             "hostNetwork": true,
@@ -85,7 +106,14 @@ pub fn guard_pod(place: GuardPlace<'_>) -> Value {
                 host("kubelet-certificates", kubelet_certificates, "Directory"),
             ],
         },
-    })
+    });
+    if let Some(command) = pod
+        .pointer_mut("/spec/containers/0/command")
+        .and_then(Value::as_array_mut)
+    {
+        command.extend(after.into_iter().flatten().map(Value::String));
+    }
+    pod
 }
 
 #[cfg(test)]
@@ -101,7 +129,11 @@ mod tests {
             kubelet_certificates: Path::new("/var/lib/kubelet/pki"),
             image: "registry.k8s.io/kube-apiserver:v1.36.3",
             build: "0123456789ab",
+            last_known_good_after: Some(Duration::from_secs(90)),
+            executable_directory: 12,
         });
+        assert_eq!(last_known_good_after(&pod), Some(Duration::from_secs(90)));
+        assert_eq!(last_known_good_after(&json!({})), None);
         assert!(pod["spec"].get("serviceAccountName").is_none());
         let paths: Vec<&str> = pod["spec"]["volumes"]
             .as_array()

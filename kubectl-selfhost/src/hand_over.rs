@@ -19,6 +19,8 @@ use tokio::sync::Notify;
 
 /// How often the API is asked while something is waited for.
 const INTERVAL: Duration = Duration::from_millis(250);
+/// How long a change of the Node is waited for before it is looked again all the same.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// Creation, scheduling, and the start of the init container. The image is on the node already.
 const POD_DEADLINE: Duration = Duration::from_secs(90);
 /// The guard's own deadline of 120 s, the pause, the old process's grace of 30 s, and some.
@@ -27,28 +29,30 @@ const HAND_OVER_DEADLINE: Duration = Duration::from_secs(200);
 pub const STEPS: u64 = 4;
 
 /// One hand-over.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HandOver<'a> {
     /// The API.
     pub control_plane: &'a ControlPlane,
     /// The Node, as it was seen before anything was changed.
     pub observation: &'a Observation,
     /// Name of the task for the reporter.
-    pub task: &'a str,
+    pub task: String,
     /// Which component.
     pub component: Component,
     /// Its DaemonSet as planned; absent when it exists and this run only carries on.
     pub daemon_set: Option<&'a Value>,
     /// The DaemonSet's name.
-    pub daemon_set_name: &'a str,
+    pub daemon_set_name: String,
     /// A DaemonSet that an earlier run left is there, for another mode, manifest or executable, and none of its Pods serves.
     pub outdated: bool,
     /// With or without a gap.
     pub desired: Desired,
     /// The cluster has no other control-plane node.
     pub alone: bool,
-    /// Told when the new process has proved itself and the old one is going: the next node can be prepared.
+    /// Told when a new apiserver has proved itself and the old one is going: the next node can be looked after.
     pub handed: &'a Notify,
+    /// What goes on for a while after it.
+    pub afterwards: &'a own_endpoints::Afterwards,
 }
 
 impl HandOver<'_> {
@@ -57,12 +61,18 @@ impl HandOver<'_> {
     }
 
     fn waiting_for<'a>(&'a self, reporter: &'a dyn Reporter) -> impl FnMut(&str) + 'a {
-        move |what| reporter.waiting(self.task, what)
+        move |what| reporter.waiting(&self.task, what)
     }
 
     async fn report(&self) -> Result<Option<Report>> {
-        let node = node_facts(&self.control_plane.node(self.node()).await?);
-        Ok(node.reports.get(&self.component).cloned())
+        Ok(self.versioned_report().await?.0)
+    }
+
+    /// With the version of the Node that it was read from.
+    async fn versioned_report(&self) -> Result<(Option<Report>, Option<String>)> {
+        let node = self.control_plane.node(self.node()).await?;
+        let report = node_facts(&node).reports.get(&self.component).cloned();
+        Ok((report, node.metadata.resource_version))
     }
 
     /// The Pod of the DaemonSet on this node; of two, the newer one.
@@ -78,7 +88,18 @@ impl HandOver<'_> {
         Ok(pods.last().map(|pod| pod_facts(pod, self.component.name())))
     }
 
-    /// Does it.
+    /// Makes the DaemonSet and gates the Node, until its Pod waits there. What serves does not notice.
+    ///
+    /// # Errors
+    /// What went wrong, after it has been taken back.
+    pub async fn stage(&self, reporter: &dyn Reporter) -> Result<()> {
+        match self.until_it_waits(reporter).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.roll_back(error, reporter).await),
+        }
+    }
+
+    /// Hands over to the Pod that waits.
     ///
     /// # Errors
     /// What went wrong, after the component has been put back to its static Pod where that was still possible.
@@ -89,23 +110,27 @@ impl HandOver<'_> {
         }
     }
 
-    async fn forward(&self, reporter: &dyn Reporter) -> Result<()> {
-        let (control_plane, component) = (self.control_plane, self.component);
+    async fn until_it_waits(&self, reporter: &dyn Reporter) -> Result<()> {
         if self.outdated {
             self.take_away(reporter).await?;
         }
         if let Some(daemon_set) = self.daemon_set {
-            reporter.waiting(self.task, "the DaemonSet to be applied");
+            reporter.waiting(&self.task, "the DaemonSet to be applied");
             self.create(daemon_set).await?;
         }
-        self.patch(&[], &[(component.gate_label(), Some("enabled"))]).await?;
+        self.patch(&[], &[(self.component.gate_label(), Some("enabled"))])
+            .await?;
         reporter.step(
-            self.task,
+            &self.task,
             &format!("DaemonSet {} applied, Node gated", self.daemon_set_name),
         );
         self.await_pod(reporter).await?;
-        reporter.step(self.task, "its Pod waits on the node");
+        reporter.step(&self.task, "its Pod waits on the node");
+        Ok(())
+    }
 
+    async fn forward(&self, reporter: &dyn Reporter) -> Result<()> {
+        let (control_plane, component) = (self.control_plane, self.component);
         // where its Pod serves already, the one who leads is to stay: nothing is handed over any more
         let leader = patience::call("the Lease to be read", async || match self.report().await? {
             Some(report) if report.state == State::SelfHosted => Ok(None),
@@ -123,13 +148,13 @@ impl HandOver<'_> {
             _ => None,
         };
         self.ask_guard().await?;
-        own_endpoints::kept(control_plane, saved.as_ref(), self.alone, async {
+        own_endpoints::kept(control_plane, saved.as_ref(), self.alone, self.afterwards, async {
             self.await_guard(reporter).await?;
             self.release_lease(leader.as_deref(), reporter).await?;
             self.await_mirror(reporter).await
         })
         .await?;
-        reporter.step(self.task, "the old process is gone");
+        reporter.step(&self.task, "the old process is gone");
         Ok(())
     }
 
@@ -137,7 +162,7 @@ impl HandOver<'_> {
     async fn take_away(&self, reporter: &dyn Reporter) -> Result<()> {
         let component = self.component;
         self.patch(&[], &[(component.gate_label(), None)]).await?;
-        let name = self.daemon_set_name;
+        let name = self.daemon_set_name.as_str();
         patience::call(&format!("DaemonSet {name} to be deleted"), async || {
             self.control_plane.delete_daemon_set(name).await
         })
@@ -172,7 +197,7 @@ impl HandOver<'_> {
         patience::call(&what, async || {
             match self.control_plane.create_daemon_set(daemon_set, false).await {
                 Err(error) if error.cause() == shared::error::Cause::Conflict => {
-                    let there = self.control_plane.daemon_set(self.daemon_set_name).await?;
+                    let there = self.control_plane.daemon_set(&self.daemon_set_name).await?;
                     match there.filter(|there| crate::observe::is_ours(&there.metadata)) {
                         Some(_) => Ok(()),
                         None => Err(error),
@@ -252,15 +277,21 @@ impl HandOver<'_> {
     async fn await_guard(&self, reporter: &dyn Reporter) -> Result<()> {
         let what = format!("{} to be self-hosted on Node {}", self.component, self.node());
         let mut handed = false;
+        let mut seen: Option<String> = None;
         wait::until(
             &what,
             HAND_OVER_DEADLINE,
             INTERVAL,
             self.waiting_for(reporter),
             async || {
+                if let Some(version) = seen.take() {
+                    self.control_plane.node_changes(self.node(), &version, LOOK_AGAIN).await;
+                }
                 tolerate(
                     async {
-                        let Some(report) = self.report().await? else {
+                        let (report, version) = self.versioned_report().await?;
+                        seen = version;
+                        let Some(report) = report else {
                             return Ok(Poll::Pending("the guard to report".into()));
                         };
                         if report.given_up == Some(self.desired) {
@@ -271,8 +302,10 @@ impl HandOver<'_> {
                             && report.step.starts_with("waiting for the old process to")
                         {
                             handed = true;
-                            self.handed.notify_one();
-                            reporter.step(self.task, "proved healthy, static manifest taken out");
+                            if self.component == Component::KubeApiserver {
+                                self.handed.notify_one();
+                            }
+                            reporter.step(&self.task, "proved healthy, static manifest taken out");
                         }
                         if report.desired == self.desired && report.settled && report.state == State::SelfHosted {
                             return Ok(Poll::Ready(()));
@@ -285,7 +318,7 @@ impl HandOver<'_> {
         )
         .await?;
         if !handed {
-            reporter.step(self.task, "proved healthy, static manifest taken out");
+            reporter.step(&self.task, "proved healthy, static manifest taken out");
         }
         Ok(())
     }
@@ -368,7 +401,7 @@ impl HandOver<'_> {
             Ok(_) => {}
             Err(_) => return error.hint(resume),
         }
-        reporter.waiting(self.task, "the static Pod to be alone again");
+        reporter.waiting(&self.task, "the static Pod to be alone again");
         match self.take_back(reporter).await {
             Ok(()) => error.hint("nothing was changed for good; mend the cause and run the same command again"),
             Err(second) => error
@@ -402,7 +435,7 @@ impl HandOver<'_> {
             .await?
             .is_empty()
         {
-            self.control_plane.delete_daemon_set(self.daemon_set_name).await?;
+            self.control_plane.delete_daemon_set(&self.daemon_set_name).await?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Our files on this node: the executable, the directory of the guard's state, the guard's manifest.
 
-use crate::guard_manifest::{GuardPlace, guard_pod};
+use crate::guard_manifest::{GuardPlace, guard_pod, last_known_good_after};
 use crate::local_node::LocalNode;
 use crate::manifest::sha256_hex;
 use crate::names::{BIN_DIR, BIN_NAME, GUARD, STATE_DIR};
@@ -9,6 +9,7 @@ use shared::{Context, Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An executable that nodes can run.
 #[derive(Clone, Debug)]
@@ -202,26 +203,64 @@ pub fn guard_manifest_path(node: &LocalNode) -> PathBuf {
     node.manifest_directory.join(format!("{GUARD}.yaml"))
 }
 
-/// Puts the guard's manifest in, if it is not there just so already. Returns whether it was changed.
+/// What goes into the guard's manifest and is not found on the node.
+#[derive(Clone, Copy, Debug)]
+pub struct GuardSettings<'a> {
+    /// Name of the Node.
+    pub node_name: &'a str,
+    /// An image that is on the node.
+    pub image: &'a str,
+    /// Build of the executable.
+    pub build: &'a str,
+    /// How long a template runs well before it becomes the fallback; as it is set already when absent.
+    pub last_known_good_after: Option<Duration>,
+}
+
+/// Puts the guard's manifest in, if it is not there just so already, with a copy for `recover`. Returns whether it was changed.
 ///
 /// # Errors
 /// It cannot be written.
-pub fn install_guard(node: &LocalNode, node_name: &str, image: &str, build: &str) -> Result<bool> {
+pub fn install_guard(node: &LocalNode, settings: GuardSettings<'_>) -> Result<bool> {
+    let path = guard_manifest_path(node);
+    let before = std::fs::read_to_string(&path)
+        .or_else(|_| std::fs::read_to_string(guard_copy_path()))
+        .ok()
+        .and_then(|text| shared::yaml::first_document(&text).ok());
     let pod = guard_pod(GuardPlace {
-        node_name,
+        node_name: settings.node_name,
         manifest_directory: &node.manifest_directory,
         kubeconfig: &node.kubelet_kubeconfig,
         kubelet_certificates: &node.kubelet_certificates,
-        image,
-        build,
+        image: settings.image,
+        build: settings.build,
+        last_known_good_after: settings
+            .last_known_good_after
+            .or_else(|| last_known_good_after(&before?)),
+        executable_directory: directory_number(settings.build),
     });
     let text = shared::yaml::to_string(&pod)?;
-    let path = guard_manifest_path(node);
-    if std::fs::read(&path).ok().as_deref() == Some(text.as_bytes()) {
+    let is_there = |path: &Path| std::fs::read(path).ok().as_deref() == Some(text.as_bytes());
+    let copy = guard_copy_path();
+    if !is_there(&copy) {
+        files::write(&copy, text.as_bytes(), Attributes::mode(0o600)).context("the guard cannot be installed")?;
+    }
+    if is_there(&path) {
         return Ok(false);
     }
     files::write(&path, text.as_bytes(), Attributes::mode(0o600)).context("the guard cannot be installed")?;
     Ok(true)
+}
+
+/// Path of the copy of the guard's manifest, which stays when somebody takes the manifest away.
+#[must_use]
+pub fn guard_copy_path() -> PathBuf {
+    Path::new(STATE_DIR).join(format!("{GUARD}.yaml"))
+}
+
+/// The number of the inode of the directory that the guard mounts its executable from; 0 where there is none.
+fn directory_number(build: &str) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(Path::new(BIN_DIR).join(build)).map_or(0, |metadata| metadata.ino())
 }
 
 /// Takes the guard's manifest out; the kubelet ends it.
@@ -229,6 +268,7 @@ pub fn install_guard(node: &LocalNode, node_name: &str, image: &str, build: &str
 /// # Errors
 /// It cannot be removed.
 pub fn remove_guard(node: &LocalNode) -> Result<()> {
+    files::remove_left_overs(&guard_manifest_path(node));
     files::remove(&guard_manifest_path(node)).context("the guard cannot be removed")
 }
 

@@ -23,6 +23,7 @@ pub mod hand_over;
 pub mod helper_pod;
 pub mod install;
 pub mod inventory;
+pub mod last_known_good;
 pub mod leadership;
 pub mod local_node;
 pub mod manifest;
@@ -34,7 +35,10 @@ pub mod own_endpoints;
 pub mod patience;
 pub mod plan;
 pub mod planning;
+pub mod policy;
 pub mod preflight;
+#[cfg(target_os = "linux")]
+pub mod recover;
 pub mod refusal;
 pub mod render;
 pub mod revert;

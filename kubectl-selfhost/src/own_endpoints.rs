@@ -9,9 +9,15 @@ use k8s_openapi::api::core::v1::{EndpointAddress, Endpoints};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use shared::{Error, Result};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 
+/// Pause after a look that nothing told about a change.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// How long a change is waited for before it is looked again all the same.
+const LOOK_AGAIN: Duration = Duration::from_millis(1500);
 /// How often an apiserver announces itself (k8s.io/kubernetes `pkg/controlplane`, `DefaultEndpointReconcilerInterval`), and a
 /// bit.
 const RECONCILIATION: Duration = Duration::from_secs(11);
@@ -54,8 +60,51 @@ pub async fn save(control_plane: &ControlPlane, addresses: &[String]) -> Result<
     }))
 }
 
-/// Keeps it while `work` is done, and for as long after it as an apiserver may take to announce itself again: on a node
-/// with neighbours their reconciliations take the address out until then.
+/// Addresses that are kept for a while after their nodes' hand-overs, while the next ones are on their way: on a node with
+/// neighbours their reconciliations take the address out until the one that took over announces itself.
+#[derive(Debug, Default)]
+pub struct Afterwards {
+    kept: Mutex<JoinSet<()>>,
+}
+
+impl Afterwards {
+    fn add(&self, control_plane: &ControlPlane, saved: &Saved, missing: Missing) {
+        let (control_plane, saved) = (control_plane.clone(), saved.clone());
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.spawn(async move {
+            while let Some(left) = missing.left() {
+                let _ = tokio::time::timeout(left, keep(&control_plane, &saved, &missing)).await;
+            }
+        });
+    }
+
+    /// Waits for all of them, which takes as long as one reconciliation.
+    pub async fn end(&self) {
+        let kept = std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner));
+        kept.join_all().await;
+    }
+}
+
+/// When an address was missing last, or the beginning.
+#[derive(Debug)]
+struct Missing(Mutex<Instant>);
+
+impl Missing {
+    fn now(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// How long to look yet, until nothing has been missing for the time of one reconciliation.
+    fn left(&self) -> Option<Duration> {
+        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        RECONCILIATION
+            .checked_sub(last.elapsed())
+            .filter(|left| !left.is_zero())
+    }
+}
+
+/// Keeps it while `work` is done, and, where other nodes' apiservers write the list too, until nothing
+/// has been missing for as long as an apiserver may take to announce itself again: `afterwards`, which the caller ends.
 ///
 /// # Errors
 /// That of the work.
@@ -63,35 +112,42 @@ pub async fn kept<T>(
     control_plane: &ControlPlane,
     saved: Option<&Saved>,
     alone: bool,
+    afterwards: &Afterwards,
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     let Some(saved) = saved else { return work.await };
+    let missing = Missing(Mutex::new(Instant::now()));
     let result = tokio::select! {
         result = work => result,
-        () = keep(control_plane, saved) => return Err(Error::new("keeping the addresses has ended")),
+        () = keep(control_plane, saved, &missing) => return Err(Error::new("keeping the addresses has ended")),
     };
     if alone {
         // the one who went took it out before, and nobody else does
-        put_back(control_plane, saved).await;
+        put_back(control_plane, saved, &missing).await;
     } else {
-        let _ = tokio::time::timeout(RECONCILIATION, keep(control_plane, saved)).await;
+        afterwards.add(control_plane, saved, missing);
     }
     result
 }
 
 /// Never ends by itself, and an API that does not answer for a moment is ordinary here.
-async fn keep(control_plane: &ControlPlane, saved: &Saved) {
+async fn keep(control_plane: &ControlPlane, saved: &Saved, missing: &Missing) {
     loop {
-        put_back(control_plane, saved).await;
-        tokio::time::sleep(INTERVAL).await;
+        let version = put_back(control_plane, saved, missing).await;
+        let rang = match version {
+            Some(version) => control_plane.own_endpoint_slice_changes(&version, LOOK_AGAIN).await,
+            None => false,
+        };
+        if !rang {
+            tokio::time::sleep(INTERVAL).await;
+        }
     }
 }
 
-/// Looks once. Somebody who writes in between wins, and is looked at again the next time.
-async fn put_back(control_plane: &ControlPlane, saved: &Saved) {
-    let Ok(now) = control_plane.own_endpoint_slice().await else {
-        return;
-    };
+/// Looks once. Somebody who writes in between wins, and is looked at again the next time. Returns the version in which
+/// nothing was missing.
+async fn put_back(control_plane: &ControlPlane, saved: &Saved, missing: &Missing) -> Option<String> {
+    let now = control_plane.own_endpoint_slice().await.ok()?;
     let written = match now {
         None => control_plane.create_own_endpoint_slice(&anew(saved)).await,
         // Without any address the apiserver takes it for one of IPv4 addresses, and the kind cannot be changed.
@@ -102,10 +158,11 @@ async fn put_back(control_plane: &ControlPlane, saved: &Saved) {
             }
         }
         Some(now) => match restored(saved, &now) {
-            None => return,
+            None => return now.metadata.resource_version,
             Some(restored) => control_plane.write_own_endpoint_slice(&restored).await,
         },
     };
+    missing.now();
     if written.is_ok()
         && let Ok(Some(endpoints)) = control_plane.own_endpoints().await
     {
@@ -113,6 +170,7 @@ async fn put_back(control_plane: &ControlPlane, saved: &Saved) {
             .write_own_endpoints(&with_addresses(endpoints, saved))
             .await;
     }
+    None
 }
 
 /// The list as it is made where there is none.

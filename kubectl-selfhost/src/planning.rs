@@ -33,12 +33,19 @@ pub struct PlannedNode {
 }
 
 impl PlannedNode {
-    /// Whether all of it is converted already, and guarded by this very program.
+    /// Whether all of it is converted already, and guarded by this very program, which lacks nothing.
     #[must_use]
     pub fn is_done(&self, options: &ConvertOptions) -> bool {
+        // a setting of the guard is made even where nothing else is to be done
+        let set = options.last_known_good_after.is_some();
+        is_all_converted(&self.observation, options) && self.is_guarded() && !set
+    }
+
+    /// whether this very program guards it, and lacks nothing.
+    #[must_use]
+    pub fn is_guarded(&self) -> bool {
         let guard = self.observation.node.guard.as_ref();
-        is_all_converted(&self.observation, options)
-            && guard.is_some_and(|guard| guard.build == self.target.binary.build)
+        guard.is_some_and(|guard| guard.build == self.target.binary.build && guard.troubles.is_empty())
     }
 }
 

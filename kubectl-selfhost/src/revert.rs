@@ -9,7 +9,7 @@ use crate::leadership;
 use crate::names::{Component, GUARD};
 use crate::node::state::{Desired, Report, State};
 use crate::observe::{Observation, is_ours, node_facts};
-use crate::own_endpoints;
+use crate::own_endpoints::{self, Afterwards};
 use crate::patience::{self, tolerate};
 use crate::planning::burdens;
 use crate::run_lock::RunLock;
@@ -282,19 +282,21 @@ fn guard_must_be_there(observation: &Observation, plan: &RevertPlan) -> Result<(
 
 async fn apply(nodes: &[Reverted<'_>], options: RevertOptions, reporter: &dyn Reporter) -> Result<()> {
     let began = Instant::now();
+    let afterwards = Afterwards::default();
     for node in nodes {
         if node.plan.is_empty() {
             reporter.note(&format!("Node {} is static already", node.target.node_name));
             continue;
         }
         let began = Instant::now();
-        revert_node(node, options, reporter).await?;
+        revert_node(node, options, &afterwards, reporter).await?;
         reporter.note(&format!(
             "Node {} is static again, after {:.0} s",
             node.target.node_name,
             began.elapsed().as_secs_f64()
         ));
     }
+    afterwards.end().await;
     if nodes.len() > 1 {
         reporter.note(&format!(
             "all {} nodes are static, after {:.0} s",
@@ -305,13 +307,18 @@ async fn apply(nodes: &[Reverted<'_>], options: RevertOptions, reporter: &dyn Re
     Ok(())
 }
 
-async fn revert_node(node: &Reverted<'_>, options: RevertOptions, reporter: &dyn Reporter) -> Result<()> {
+async fn revert_node(
+    node: &Reverted<'_>,
+    options: RevertOptions,
+    afterwards: &Afterwards,
+    reporter: &dyn Reporter,
+) -> Result<()> {
     let name = &node.target.node_name;
     for component in &node.plan.components {
         let task = format!("{name}/{component}");
         let began = Instant::now();
         reporter.begin(&task, &format!("{name} {component}"), STEPS);
-        match back(node, *component, &task, options, reporter).await {
+        match back(node, *component, &task, options, afterwards, reporter).await {
             Ok(()) => reporter.finish(
                 &task,
                 Outcome::Done,
@@ -363,6 +370,7 @@ async fn back(
     component: Component,
     task: &str,
     options: RevertOptions,
+    afterwards: &Afterwards,
     reporter: &dyn Reporter,
 ) -> Result<()> {
     let target = &node.target;
@@ -410,7 +418,7 @@ async fn back(
         })
         .await
     };
-    own_endpoints::kept(control_plane, saved.as_ref(), node.alone, work).await?;
+    own_endpoints::kept(control_plane, saved.as_ref(), node.alone, afterwards, work).await?;
     if leader.is_some() {
         // best effort: at worst leadership waits for the Lease to run out
         let _ = leadership::release(control_plane, component, leader.as_deref()).await;
@@ -494,6 +502,18 @@ async fn clean(node: &Reverted<'_>, task: &str, reporter: &dyn Reporter) -> Resu
         control_plane.delete_originals(name).await
     })
     .await?;
+    let elsewhere = patience::call("the Nodes to be listed", async || control_plane.nodes().await).await?;
+    let elsewhere = elsewhere.iter().map(node_facts);
+    if !elsewhere.into_iter().any(|other| other.marked && other.name != *name) {
+        patience::call("the policy for our marks to be deleted", async || {
+            match control_plane.delete_policy().await {
+                // who may not even look at policies has made none
+                Err(error) if error.cause() == shared::error::Cause::Forbidden => Ok(()),
+                other => other,
+            }
+        })
+        .await?;
+    }
     reporter.step(task, "annotations and copies removed");
     Ok(())
 }

@@ -4,7 +4,7 @@ use crate::cluster::ControlPlane;
 use crate::component_state::component_state;
 use crate::hand_over::last_log_line;
 use crate::names::{Component, GUARD};
-use crate::node::state::ForeignManifest;
+use crate::node::state::{FallbackReport, ForeignManifest, MadeOf};
 use crate::observe::{Observation, PodFacts};
 use crate::plan::{API_VERSION, ComponentState};
 use serde::Serialize;
@@ -58,6 +58,12 @@ pub struct ComponentStatus {
     /// A manifest that somebody wrote while the DaemonSet serves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub foreign_manifest: Option<ForeignManifest>,
+    /// What the fallback is made of, on a node that is converted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<FallbackReport>,
+    /// The component is to be self-hosted, and its Node does not let its DaemonSet's Pod in, as after it was registered anew.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ungated: bool,
     /// What the guard does right now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
@@ -91,7 +97,7 @@ pub struct GuardStatus {
     /// The build of its executable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub build: Option<String>,
-    /// Why it does not run as it should.
+    /// Why it does not run as it should, or will not when it is needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
@@ -121,9 +127,27 @@ pub fn status(observation: &Observation) -> Status {
             running: observation.guard_pod.as_ref().is_some_and(|pod| pod.ready),
             version: guard.map(|guard| guard.version.clone()),
             build: guard.map(|guard| guard.build.clone()),
-            trouble: observation.guard_pod.as_ref().and_then(|pod| pod.trouble.clone()),
+            trouble: guard_trouble(observation),
         },
     }
+}
+
+/// What is wrong with the guard: with its Pod, with what it needs, or that it is not there and should be.
+fn guard_trouble(observation: &Observation) -> Option<String> {
+    let node = &observation.node;
+    let Some(pod) = &observation.guard_pod else {
+        let converted = Component::ALL.into_iter().any(|component| {
+            let wanted = node.desired.get(&component);
+            node.gated.contains(&component) || wanted.is_some_and(|wanted| wanted.is_self_hosted())
+        });
+        return converted.then(|| {
+            "it is not there: what runs goes on, and does not survive a reboot; `kubectl selfhost convert` installs it again"
+                .to_owned()
+        });
+    };
+    let reported = node.guard.iter().flat_map(|guard| guard.troubles.iter().cloned());
+    let all: Vec<String> = pod.trouble.iter().cloned().chain(reported).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 fn component_status(observation: &Observation, component: Component) -> ComponentStatus {
@@ -158,6 +182,10 @@ fn component_status(observation: &Observation, component: Component) -> Componen
         pod: serving.map(|pod| pod.name.clone()),
         troubles,
         foreign_manifest: report.and_then(|report| report.foreign_manifest.clone()),
+        fallback: report
+            .filter(|report| report.desired.is_self_hosted())
+            .and_then(|report| report.fallback.clone()),
+        ungated: state == ComponentState::Fallback && !observation.node.gated.contains(&component),
         step: report.map(|report| report.step.clone()).filter(|step| !step.is_empty()),
         error: report.and_then(|report| report.error.clone()),
     }
@@ -213,7 +241,7 @@ pub async fn add_log_lines(status: &mut ClusterStatus, observations: &[&Observat
 pub fn table(status: &ClusterStatus, wide: bool) -> Table {
     let mut headers = vec!["NODE", "COMPONENT", "STATE", "VERSION", "READY", "LEADER", "GUARD"];
     if wide {
-        headers.extend(["POD", "BUILD"]);
+        headers.extend(["POD", "FALLBACK", "BUILD"]);
     }
     let mut table = Table::new(headers);
     for node in &status.nodes {
@@ -235,12 +263,22 @@ pub fn table(status: &ClusterStatus, wide: bool) -> Table {
             ];
             if wide {
                 row.push(component.pod.clone().unwrap_or_else(|| "-".into()));
+                row.push(component.fallback.as_ref().map_or("-".into(), short_fallback));
                 row.push(node.guard.build.clone().unwrap_or_else(|| "-".into()));
             }
             table.row(row);
         }
     }
     table
+}
+
+/// What a fallback is made of, in a word or two.
+fn short_fallback(fallback: &FallbackReport) -> String {
+    match (fallback.made_of, fallback.template.generation) {
+        (MadeOf::Original, _) => "original".to_owned(),
+        (MadeOf::Template, Some(generation)) => format!("generation {generation}"),
+        (MadeOf::Template, None) => "template".to_owned(),
+    }
 }
 
 /// What the table has no place for, a line each.
@@ -283,9 +321,26 @@ pub fn remarks(status: &Status) -> Vec<String> {
         if let Some(error) = &component.error {
             remarks.push(format!("{name}: {error}"));
         }
-        if component.state == ComponentState::Fallback {
+        if let Some(fallback) = &component.fallback
+            && let Some(why) = &fallback.refused
+        {
             remarks.push(format!(
-                "{name}: the guard's fallback serves; `kubectl selfhost convert` puts the DaemonSet right"
+                "{name}: the fallback is still made of {}: {why}",
+                fallback.name()
+            ));
+        }
+        if component.state == ComponentState::Fallback {
+            let made_of = component
+                .fallback
+                .as_ref()
+                .map_or_else(String::new, |fallback| format!(", made of {}", fallback.name()));
+            let ungated = if component.ungated {
+                ": its Node has lost the label that lets its DaemonSet's Pod in"
+            } else {
+                ""
+            };
+            remarks.push(format!(
+                "{name}: the guard's fallback serves{made_of}{ungated}; `kubectl selfhost convert` puts the DaemonSet right"
             ));
         }
     }

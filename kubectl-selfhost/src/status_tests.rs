@@ -81,14 +81,18 @@ fn busy() -> Observation {
     let scheduler = json!({
         "state": "self-hosted", "desired": "self-hosted", "settled": true, "guard": "0.1.0",
         "foreignManifest": {"file": "/etc/kubernetes/manifests/kube-scheduler.yaml", "modified": "2026-01-02T03:04:05Z"},
+        "fallback": {"madeOf": "template", "generation": 3, "revision": "6d9f8c7b5", "since": "2026-01-02T03:14:05Z",
+            "refused": "spec.hostPID: is true, and is not in the original manifest"},
     });
     let apiserver = json!({
         "state": "both", "desired": "self-hosted", "settled": false, "guard": "0.1.0",
         "step": "waiting for the new process to prove healthy itself", "error": "setsockopt was refused",
     });
+    let mut controller_manager = report("fallback", "self-hosted");
+    controller_manager["fallback"] = json!({"madeOf": "original"});
     let mut observation = observation(&[
         (SCHEDULER, scheduler),
-        (Component::KubeControllerManager, report("fallback", "self-hosted")),
+        (Component::KubeControllerManager, controller_manager),
         (APISERVER, apiserver),
     ]);
     observation.pods = BTreeMap::from([

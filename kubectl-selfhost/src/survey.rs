@@ -14,6 +14,7 @@ use shared::{Error, Result};
 use std::collections::BTreeMap;
 use std::fs::Metadata;
 use std::path::Path;
+use std::time::Duration;
 
 /// Everything that is read on a node before anything is changed there.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -192,6 +193,8 @@ pub struct Installation {
     pub node_name: String,
     /// Image of the guard: one that is on the node.
     pub image: String,
+    /// How long a template runs well before it becomes the fallback; as it is set already when absent.
+    pub last_known_good_after: Option<Duration>,
 }
 
 /// Installs state directory, executable and guard on this node. Returns whether the guard's manifest was changed.
@@ -201,7 +204,13 @@ pub struct Installation {
 pub fn install(local: &LocalNode, binary: &NodeBinary, installation: &Installation) -> Result<bool> {
     install::install_state_directory()?;
     install::install_binary(binary)?;
-    install::install_guard(local, &installation.node_name, &installation.image, &binary.build)
+    let settings = install::GuardSettings {
+        node_name: &installation.node_name,
+        image: &installation.image,
+        build: &binary.build,
+        last_known_good_after: installation.last_known_good_after,
+    };
+    install::install_guard(local, settings)
 }
 
 /// Whether a process of the guard runs on this node.

@@ -10,6 +10,7 @@ use crate::survey::{self, Installation, Survey};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use shared::{Error, Result};
+use std::time::Duration;
 
 /// Where a node is.
 #[derive(Clone, Debug)]
@@ -102,16 +103,19 @@ impl Target {
     ///
     /// # Errors
     /// What cannot be written, or why the executable does not run there.
-    pub async fn install(&self, image: &str) -> Result<bool> {
+    pub async fn install(&self, image: &str, last_known_good_after: Option<Duration>) -> Result<bool> {
         let installation = Installation {
             node_name: self.node_name.clone(),
             image: image.to_owned(),
+            last_known_good_after,
         };
+        let after = last_known_good_after.map(|after| format!("{}s", after.as_secs()));
         match &self.place {
             Place::Here(local) => survey::install(local, &self.binary, &installation),
             Place::Away { .. } => {
                 self.through_helper(async |helper| {
-                    let arguments = ["node", "install", "--node-name", &self.node_name, "--image", image];
+                    let mut arguments = vec!["node", "install", "--node-name", &self.node_name, "--image", image];
+                    arguments.extend(after.iter().flat_map(|after| ["--last-known-good-after", after]));
                     parsed(&helper.run(&arguments).await?)
                 })
                 .await

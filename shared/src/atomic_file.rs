@@ -98,6 +98,21 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Removes what writers of `path` that were killed have left beside it, however short ago: for the only writer of `path`, when
+/// it starts. What cannot be removed stays; nothing of it has ever had the file's name.
+pub fn remove_left_overs(path: &Path) {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    // a clock that was set back must not keep one
+    remove_left_over(
+        directory,
+        path,
+        SystemTime::now() + Duration::from_secs(u64::from(u32::MAX)),
+    );
+}
+
 /// A temporary file that is removed unless it got its real name.
 struct Temporary(PathBuf);
 
@@ -467,6 +482,9 @@ mod tests {
         let mut expected = others;
         expected.sort_unstable();
         assert_eq!(names(directory.path()), expected);
+        fs::write(directory.path().join(".a.3-4.tmp"), "x").unwrap();
+        remove_left_overs(&path);
+        assert_eq!(names(directory.path()), expected, "the only writer does not wait");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{
     fs::File,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::OnceLock,
     thread,
     time::Duration,
 };
@@ -18,6 +18,7 @@ use crate::{
     error::{Context, Error, Result},
     interrupt,
     kubeadm::Secrets,
+    lanes::{self, Lane},
     meters::{EndpointsReport, LeadersReport, LoadReport, Meter, ProbeReport},
     network,
     node::Node,
@@ -73,37 +74,52 @@ pub struct Lab {
 #[derive(Debug)]
 struct Guard {
     _file: File,
-    _process: MutexGuard<'static, ()>,
+    _lane: Lane,
 }
+
+/// Source of file systems that a test mounts in the place of a node's directories, by which [`down`] knows them.
+pub const OWN_FILE_SYSTEM: &str = "selfhost-lab";
 
 /// Most nodes: their addresses follow each other, and memory ends before.
 const MOST_NODES: u8 = 9;
 
-/// Waits until nobody else in this process runs a cluster or a hub, and keeps others waiting: what clients notice is counted
-/// on a machine with nothing else to do.
-pub fn one_at_a_time() -> MutexGuard<'static, ()> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    // one that failed has taken its cluster down
-    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Lab {
-    /// A fresh cluster of `nodes` control-plane nodes for tests. Only one exists at a time: others wait for it, in this
-    /// process and in others (so a thread that has one would wait for itself).
+    /// A fresh cluster of `nodes` control-plane nodes for tests, in a lane of its own, or, of several nodes, alone: see
+    /// [`lanes`]. A thread that has one already would wait for itself.
     ///
     /// # Errors
     /// Not root, something is missing on the machine, or the cluster does not come up.
     pub fn up(nodes: u8, options: &Options) -> Result<Self> {
+        if nodes > 1 {
+            return Self::up_alone(nodes, options);
+        }
+        let lane = lanes::take();
+        Self::in_lane(
+            Settings::from_env(Purpose::Tests)?.beside(lane.number()),
+            nodes,
+            options,
+            lane,
+        )
+    }
+
+    /// As [`Lab::up`], and nothing else runs on the machine meanwhile.
+    ///
+    /// # Errors
+    /// As [`Lab::up`].
+    pub fn up_alone(nodes: u8, options: &Options) -> Result<Self> {
         Self::guarded(Settings::from_env(Purpose::Tests)?, nodes, options)
     }
 
-    /// As [`Lab::up`], with settings of one's own: for two labs side by side, or a demo.
+    /// As [`Lab::up_alone`], with settings of one's own, such as those of a demo. Other processes wait for their end.
     ///
     /// # Errors
     /// As [`Lab::up`].
     pub fn guarded(settings: Settings, nodes: u8, options: &Options) -> Result<Self> {
+        Self::in_lane(settings, nodes, options, lanes::take_all())
+    }
+
+    fn in_lane(settings: Settings, nodes: u8, options: &Options, lane: Lane) -> Result<Self> {
         packages::require_root("start a lab")?;
-        let process = one_at_a_time();
         let lock = settings.state.with_extension("lock");
         let what = || format!("lock {}", lock.display());
         fs::create_dir_all(lock.parent().unwrap_or(&lock)).what(what)?;
@@ -121,7 +137,7 @@ impl Lab {
         let mut lab = Self::create(settings, nodes, options)?;
         lab.guard = Some(Guard {
             _file: file,
-            _process: process,
+            _lane: lane,
         });
         Ok(lab)
     }
@@ -399,6 +415,18 @@ impl Lab {
         Meter::start("probe", self.meter_command("probe", &args))
     }
 
+    /// As [`Lab::probe`], as a client that knows all addresses: what one apiserver does not answer as it should, the next one
+    /// is asked.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn probe_with_failover(&self) -> Result<Meter<ProbeReport>> {
+        let servers = self.servers();
+        let mut args: Vec<_> = servers.iter().flat_map(|s| ["--server", s]).collect();
+        args.push("--failover");
+        Meter::start("probe", self.meter_command("probe", &args))
+    }
+
     /// Starts clients that keep their connections, half of them over HTTP/2 and half over HTTP/1.1, and watches.
     ///
     /// # Errors
@@ -512,7 +540,13 @@ pub fn down(settings: &Settings) -> Result<()> {
     for number in Node::all(settings) {
         Node::new(settings, number).halt()?;
     }
+    for number in Node::all(settings) {
+        Node::new(settings, number).forget_etcd()?;
+    }
     network::remove(settings)?;
+    for mount in mounts(&settings.state, Some(OWN_FILE_SYSTEM)) {
+        command::must("umount", &[&mount])?;
+    }
     if let Some(mount) = mounts_below(&settings.state).first() {
         return Err(Error::new(
             format!("remove {}", settings.state.display()),
@@ -531,10 +565,16 @@ pub fn down(settings: &Settings) -> Result<()> {
 /// Mount points below a directory, in this process's view.
 #[must_use]
 pub fn mounts_below(directory: &Path) -> Vec<String> {
+    mounts(directory, None)
+}
+
+/// As [`mounts_below`], of that source alone where one is given: see mountinfo in proc(5).
+fn mounts(directory: &Path, source: Option<&str>) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
-    points
-        .filter(|point| Path::new(point).starts_with(directory))
-        .map(str::to_owned)
-        .collect()
+    let found = table.lines().filter_map(|line| {
+        let (point, behind) = (line.split(' ').nth(4)?, line.split_once(" - ")?.1);
+        let is_it = source.is_none_or(|source| behind.split(' ').nth(1) == Some(source));
+        (is_it && Path::new(point).starts_with(directory)).then(|| point.to_owned())
+    });
+    found.collect()
 }

@@ -24,6 +24,7 @@ pub mod hub;
 pub mod interrupt;
 pub mod kubeadm;
 pub mod lab;
+pub mod lanes;
 pub mod meters;
 pub mod network;
 pub mod node;

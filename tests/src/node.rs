@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -13,9 +12,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
     cache::Built,
-    command::{self, Output, tail, wait_for},
+    command::{self, Output, must, tail, wait_for},
     error::{Context, Error, Result},
-    interrupt, kubeadm, network,
+    interrupt, kubeadm,
+    lab::mounts_below,
+    network,
     packages::SYSTEM_PATH,
     settings::Settings,
 };
@@ -99,7 +100,7 @@ impl<'a> Node<'a> {
             fs::create_dir_all(path).what(what)?;
             fs::create_dir_all(self.file(path)?).what(what)?;
         }
-        fs::set_permissions(self.file("/var/lib/etcd")?, fs::Permissions::from_mode(0o700)).what(what)?;
+        self.keep_etcd_in_memory()?;
         for path in kubeadm::PRIVATE_FILES {
             let own = self.file(path)?;
             if !own.exists() {
@@ -144,6 +145,29 @@ impl<'a> Node<'a> {
             || Ok(self.pid().ok_or_else(said)),
         )?;
         self.load_images(built)
+    }
+
+    /// etcd waits for the disk at each write, and a machine that builds and tests at the same time makes it wait for seconds:
+    /// that would be counted as failed requests. What is in memory outlives a power cut of the node.
+    fn keep_etcd_in_memory(&self) -> Result<()> {
+        let directory = self.file(ETCD)?;
+        let path = directory.display().to_string();
+        if mounts_below(&directory).is_empty() {
+            must("mount", &["-t", "tmpfs", "-o", "size=2g,mode=0700", "etcd", &path])?;
+        }
+        Ok(())
+    }
+
+    /// Takes away what [`Node::start`] has mounted on this machine.
+    ///
+    /// # Errors
+    /// It cannot be unmounted.
+    pub fn forget_etcd(&self) -> Result<()> {
+        let directory = self.file(ETCD)?;
+        for mount in mounts_below(&directory) {
+            must("umount", &[&mount])?;
+        }
+        Ok(())
     }
 
     fn configure(&self, built: &Built) -> Result<()> {
@@ -281,6 +305,9 @@ impl<'a> Node<'a> {
         )
     }
 }
+
+/// Where etcd keeps its data.
+const ETCD: &str = "/var/lib/etcd";
 
 /// As [`wait_for`], but also in the clean-up after a signal.
 fn wait_until(what: &str, deadline: Duration, mut done: impl FnMut() -> bool) -> Result<()> {

@@ -35,8 +35,8 @@ pub struct Settings {
 /// Number of the machine itself on the nodes' network.
 pub const GATEWAY: u16 = 1;
 
-/// Longest name: with `-v99` behind it, it must fit into the 15 bytes of an interface name.
-const LONGEST_NAME: usize = 11;
+/// Longest name: with a letter and `-v99` behind it, it must fit into the 15 bytes of an interface name.
+const LONGEST_NAME: usize = 10;
 
 impl Settings {
     /// Settings from the environment.
@@ -112,6 +112,28 @@ impl Settings {
             state,
             cache: absolute("SELFHOST_LAB_CACHE", cache)?,
         })
+    }
+
+    /// Settings of another lab that is up at the same time: `0` is this one.
+    #[must_use]
+    pub fn beside(&self, number: usize) -> Self {
+        let Some(letter) = number.checked_sub(1).and_then(|index| b"bcdefgh".get(index)) else {
+            return self.clone();
+        };
+        let suffix = char::from(*letter);
+        let mut octets: Vec<u8> = self.subnet.split('.').flat_map(str::parse).collect();
+        if let Some(third) = octets.last_mut() {
+            *third = third.wrapping_add(100 + *letter);
+        }
+        let octets: Vec<String> = octets.iter().map(u8::to_string).collect();
+        let mut state = self.state.clone().into_os_string();
+        state.push(format!("-{suffix}"));
+        Self {
+            name: format!("{}{suffix}", self.name),
+            subnet: octets.join("."),
+            state: state.into(),
+            ..self.clone()
+        }
     }
 
     /// Address of node `number`, which counts from 1, by which it announces itself.
@@ -196,6 +218,19 @@ mod tests {
                 assert_eq!(one.cache, other.cache, "all build the same");
             }
         }
+    }
+
+    #[test]
+    fn labs_side_by_side_share_nothing_but_what_was_built() {
+        let home = |name: &str| (name == "HOME").then(|| "/home/somebody".to_owned());
+        let one = Settings::from_lookup(Purpose::Tests, &home).unwrap();
+        assert_eq!(one.beside(0), one);
+        let other = one.beside(1);
+        assert_eq!(other.name, format!("{}b", one.name));
+        assert_ne!(other.subnet, one.subnet);
+        assert_eq!(other.subnet.split('.').count(), 3);
+        assert!(other.state.to_string_lossy().ends_with("-b"), "{other:?}");
+        assert_eq!(other.cache, one.cache);
     }
 
     #[test]

@@ -3,13 +3,14 @@
 use std::{
     collections::BTreeSet,
     thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
 
 use crate::{
     image::Image,
+    random::Random,
     running::Running,
     support::{Cluster, assert_no_failure, assert_one_gap, say},
 };
@@ -111,32 +112,6 @@ fn with_a_gap(cluster: &Cluster) {
     );
     assert_one_gap("convert --mode gap", &noticed);
     cluster.assert_self_hosted();
-}
-
-/// Numbers that look random (xorshift), from a seed that is shown so that a failure can be repeated.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        let seed = std::env::var("SELFHOST_TEST_SEED").map_or_else(
-            |_| {
-                SystemTime::now()
-                    .duration_since(SystemTime::UNIX_EPOCH)
-                    .unwrap()
-                    .as_nanos() as u64
-            },
-            |text| text.parse().unwrap(),
-        );
-        say(&format!("SELFHOST_TEST_SEED={seed}"));
-        Self(seed | 1)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit
-    }
 }
 
 /// Kills the plugin `kills` times, each a random moment after a random one of its first events (while it waits there is one

@@ -15,7 +15,7 @@ use tests::{
     settings::Purpose,
 };
 
-use crate::klusterlet::binary;
+use crate::{klusterlet::binary, support::built_alone};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const IMAGE: &str = "example.com/klusterlet:test";
@@ -35,6 +35,7 @@ fn kubectl(lab: &Lab, args: &[&str]) -> String {
 
 #[test]
 fn the_deployment_joins_with_the_least_rights_and_leave_removes_it() {
+    built_alone();
     let lab = Lab::up(1, &Options::default()).unwrap();
     let address = lab.settings().gateway().parse().unwrap();
     let options = ApiOptions {

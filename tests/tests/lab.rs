@@ -256,7 +256,7 @@ fn configuration_that_kubeadm_does_not_know_is_an_error_and_leaves_nothing() {
         cluster_configuration: "nonsense: 1".to_owned(),
         ..Options::default()
     };
-    let error = Lab::up(1, &options).unwrap_err();
+    let error = Lab::up_alone(1, &options).unwrap_err();
     assert!(
         error.why.contains("nonsense") && error.hint.contains("v1beta4"),
         "{error}"

@@ -229,15 +229,18 @@ fn three_nodes_are_converted_and_reverted_from_a_workstation() {
     let mut workstation = Workstation {
         lab: Lab::up(3, &Options::default()).unwrap(),
     };
+    a_kubelet_that_asks_another_apiserver(&workstation);
     let before = workstation.manifests();
     looking_changes_nothing(&workstation);
     what_forbids_it(&workstation);
     assert_eq!(workstation.manifests(), before);
     one_node_and_no_more(&workstation);
     all_nodes(&workstation);
+    power_cuts(&workstation);
     somebody_writes_a_manifest(&workstation);
     status_costs_little(&workstation);
     a_node_joins_later(&mut workstation);
+    a_node_is_lost_in_the_middle(&workstation);
     workstation.beside("revert --keep-sharing", || {
         workstation.must(&["revert", "--yes", "--keep-sharing", "--nodes", "node1,node2"]);
     });
@@ -252,7 +255,15 @@ fn three_nodes_are_converted_and_reverted_from_a_workstation() {
         },
         &["node1", "node2", "node3", "node4"],
     );
+    // a client that knows all addresses finds one that serves, at any time
+    let probe = workstation.lab.probe_with_failover().unwrap();
     workstation.must(&["revert", "--yes"]);
+    let probe = probe.stop().unwrap();
+    say(&format!(
+        "revert: {} of {} failed at all addresses",
+        probe.failed, probe.requests
+    ));
+    assert!(probe.failed == 0 && probe.requests > 100, "{probe:#?}");
     workstation.assert_no_trace();
     let after = workstation.manifests();
     for (was, is) in before.iter().zip(&after).filter(|(was, _)| was.0 == 3) {
@@ -260,7 +271,42 @@ fn three_nodes_are_converted_and_reverted_from_a_workstation() {
     }
 }
 
+/// Without the local mode of kubelets, one asks whichever apiserver its kubeconfig names. So does the guard, which uses the
+/// same credentials.
+fn a_kubelet_that_asks_another_apiserver(workstation: &Workstation) {
+    let path = workstation.lab.file(2, "/etc/kubernetes/kubelet.conf").unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    let servers = workstation.lab.servers();
+    assert!(text.contains(&servers[1]), "in local mode by itself: {text}");
+    fs::write(&path, text.replace(&servers[1], &servers[0])).unwrap();
+    workstation.lab.kill(2, "kubelet").unwrap();
+    thread::sleep(Duration::from_secs(2));
+    workstation.lab.wait_ready(Duration::from_secs(120)).unwrap();
+}
+
+/// The busybox image by the digest of its manifest, as every node has it.
+fn helper_by_digest(workstation: &Workstation) -> String {
+    let named = "docker.io/library/busybox:1.36";
+    let mut by_digest = String::new();
+    for number in 1..=3 {
+        let ctr = workstation.lab.built().runtime.join("ctr").display().to_string();
+        let ctr = |args: &[&str]| {
+            let all = [&[ctr.as_str(), "--namespace", "k8s.io", "images"], args].concat();
+            let output = workstation.lab.sh(number, &all).unwrap();
+            assert!(output.success(), "{args:?}: {}", output.stderr);
+            output.stdout
+        };
+        let list = ctr(&["list", &format!("name=={named}")]);
+        let digest = list.split_whitespace().find(|word| word.starts_with("sha256:"));
+        by_digest = format!("docker.io/library/busybox@{}", digest.unwrap());
+        ctr(&["tag", named, &by_digest]);
+    }
+    by_digest
+}
+
 fn looking_changes_nothing(workstation: &Workstation) {
+    let image = helper_by_digest(workstation);
+    workstation.must(&["plan", "--helper-image", &image]);
     let plan = workstation.must(&["plan"]);
     for node in NODES {
         assert!(plan.stdout.contains(&format!("Node {node}")), "{}", plan.stdout);
@@ -307,7 +353,7 @@ fn what_forbids_it(workstation: &Workstation) {
 }
 
 fn one_node_and_no_more(workstation: &Workstation) {
-    workstation.must(&["convert", "--yes", "--nodes", "node2"]);
+    the_workstation_loses_its_network(workstation);
     workstation.assert_states(|node| if node == "node2" { "self-hosted" } else { "static" }, &NODES);
     let again = workstation.must(&["convert", "--yes", "--nodes", "node2"]);
     assert!(
@@ -328,6 +374,93 @@ fn one_node_and_no_more(workstation: &Workstation) {
     let accepted = workstation.selfhost(&[&plan[..], &["--accept-template"]].concat());
     assert_eq!(accepted.status.code(), Some(3), "{}", flat(&accepted));
     workstation.put_back(&path, &original);
+}
+
+/// No way from this machine to any apiserver, until it is dropped.
+struct NetworkCut(Vec<String>);
+
+impl NetworkCut {
+    fn new(workstation: &Workstation) -> Self {
+        let network = format!("{}.0/24", workstation.lab.settings().subnet);
+        let rule = ["OUTPUT", "-d", &network, "-p", "tcp", "--dport", "6443", "-j", "DROP"];
+        let cut = Self(rule.map(str::to_owned).to_vec());
+        assert!(cut.iptables("-I"), "{:?}", cut.0);
+        cut
+    }
+
+    fn iptables(&self, verb: &str) -> bool {
+        let mut command = std::process::Command::new("iptables");
+        command.args(["-w", "10", verb]).args(&self.0);
+        command.status().is_ok_and(|status| status.success())
+    }
+}
+
+impl Drop for NetworkCut {
+    fn drop(&mut self) {
+        self.iptables("-D");
+    }
+}
+
+/// In the middle of the last hand-over, for longer than a Lease lasts.
+fn the_workstation_loses_its_network(workstation: &Workstation) {
+    let run = workstation.start(&["convert", "--yes", "--nodes", "node2"]);
+    wait_for_step(&run, "node2/kube-apiserver: its Pod waits");
+    let cut = NetworkCut::new(workstation);
+    thread::sleep(Duration::from_secs(20));
+    drop(cut);
+    let (success, events, stderr) = run.wait(DEADLINE);
+    assert!(success, "{stderr}\n{events:#?}");
+}
+
+fn wait_for_step(run: &Running, text: &str) {
+    while let Some(step) = next_step(run) {
+        if step.contains(text) {
+            return;
+        }
+    }
+    panic!("it ended before: {text}");
+}
+
+/// A node without power in its hand-over; the run that waits for it is given up, and another one while it is away. When it
+/// is back, the next run carries on.
+fn a_node_is_lost_in_the_middle(workstation: &Workstation) {
+    workstation.must(&["revert", "--yes", "--nodes", "node4"]);
+    let run = workstation.start(&["convert", "--yes", "--nodes", "node4"]);
+    wait_for_step(&run, "node4/kube-apiserver: its Pod waits");
+    workstation.lab.halt(4).unwrap();
+    let begin = Instant::now();
+    loop {
+        let ready = workstation.kubectl(&[
+            "get",
+            "node",
+            "node4",
+            "-o",
+            "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}",
+        ]);
+        if ready != "True" {
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(120), "node4 is seen to be away");
+        thread::sleep(Duration::from_secs(1));
+    }
+    run.kill();
+    let refused = workstation.selfhost(&["convert", "--yes", "--nodes", "node4"]);
+    let text = flat(&refused);
+    assert!(
+        !refused.success() && text.contains("node4") && text.contains("is not Ready"),
+        "{text}"
+    );
+    // the others do not suffer
+    let status = workstation.status();
+    assert_eq!(
+        status["nodes"][0]["components"][2]["state"], "self-hosted",
+        "{status:#}"
+    );
+    workstation.lab.start(4).unwrap();
+    workstation.lab.wait_ready(Duration::from_secs(180)).unwrap();
+    workstation.must(&["convert", "--yes"]);
+    workstation.assert_states(|_| "self-hosted", &["node1", "node2", "node3", "node4"]);
+    workstation.assert_no_helper();
 }
 
 /// Two run at once, and one wins. The winner is killed, and its followers again and again, each time a few steps further; and
@@ -401,6 +534,76 @@ fn carries_on(workstation: &Workstation, seen: &mut BTreeSet<String>, every: usi
     let (success, events, stderr) = run.wait(DEADLINE);
     assert!(success, "{stderr}\n{events:#?}");
     false
+}
+
+/// One of three, and all three at once: each node comes back by itself.
+fn power_cuts(workstation: &Workstation) {
+    for numbers in [&[2][..], &[1, 2, 3]] {
+        let what = format!("power cut of {numbers:?}");
+        for number in numbers {
+            workstation.lab.halt(*number).unwrap();
+        }
+        let begin = Instant::now();
+        for number in numbers {
+            workstation.lab.start(*number).unwrap();
+        }
+        let mut last = String::new();
+        while let Err(why) = all_serve_from_daemon_sets(workstation) {
+            let limit = Duration::from_secs(180);
+            assert!(begin.elapsed() < limit, "{what}: not after {limit:?}: {why}");
+            if why != last {
+                say(&format!("{what}: {:.0} s: {why}", begin.elapsed().as_secs_f64()));
+                last = why;
+            }
+            thread::sleep(Duration::from_millis(500));
+        }
+        say(&format!(
+            "{what}: all serve from the DaemonSets {:.1} s after it came back",
+            begin.elapsed().as_secs_f64()
+        ));
+        workstation.lab.wait_ready(Duration::from_secs(120)).unwrap();
+    }
+}
+
+/// On each node exactly one process of each component, from its DaemonSet, with no fallback.
+fn all_serve_from_daemon_sets(workstation: &Workstation) -> Result<(), String> {
+    let server = |number: u8| workstation.lab.servers()[usize::from(number) - 1].clone();
+    for number in 1..=3 {
+        let server = server(number);
+        let args = ["get", "--raw", "/readyz", "--request-timeout=2s", "--server", &server];
+        let answer = workstation.lab.kubectl(&args).unwrap();
+        if !answer.success() {
+            return Err(format!("node {number} does not answer yet"));
+        }
+        let names = fs::read_dir(workstation.lab.file(number, MANIFESTS).unwrap()).unwrap();
+        let mut names: Vec<_> = names
+            .flatten()
+            .map(|entry| entry.file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        if names != ["etcd.yaml", "selfhost-guard.yaml"] {
+            return Err(format!("node {number}: {names:?}"));
+        }
+        for component in COMPONENTS {
+            let running = workstation.lab.pids(number, component).unwrap().len();
+            if running != 1 {
+                return Err(format!("node {number}: {running} processes of {component}"));
+            }
+        }
+    }
+    let output = workstation.selfhost(&["status", "-o", "json"]);
+    let status: Value = serde_json::from_str(&output.stdout).map_err(|_| flat(&output))?;
+    for node in status["nodes"].as_array().unwrap() {
+        for found in node["components"].as_array().unwrap() {
+            if found["state"] != "self-hosted" || found["ready"] != true || found.get("step").is_some() {
+                return Err(format!(
+                    "{}: {} is {}",
+                    node["node"], found["component"], found["state"]
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn somebody_writes_a_manifest(workstation: &Workstation) {

@@ -14,7 +14,7 @@ pub(crate) use tests::cache::say;
 use tests::{
     Lab, Options,
     command::{Output, wait_for},
-    lab::one_at_a_time,
+    lanes,
     operate::{
         Operator,
         beside::{Beside, Noticed},
@@ -37,9 +37,14 @@ pub(crate) fn binary() -> &'static Path {
     })
 }
 
-/// The plugin, built while nothing is measured.
+/// The plugins, built while no cluster is up.
 pub(crate) fn built_alone() -> &'static Path {
-    let _alone = one_at_a_time();
+    static BUILT: OnceLock<()> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let _alone = lanes::take_all();
+        binary();
+        crate::klusterlet::binary();
+    });
     binary()
 }
 

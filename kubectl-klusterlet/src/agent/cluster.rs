@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::{
     Context,
     state::{Seen, Trouble, TroubleKind, set},
-    trouble_of,
+    trouble_at,
 };
 use crate::{
     connection::{Credentials, HubAccess, is_unauthorized},
@@ -53,7 +53,7 @@ pub async fn run(context: &Context) {
                 failures = failures.saturating_add(1);
                 if is_unauthorized(&error) {
                     if is_bootstrap { state.bootstrap.send_if_modified(|old| old.take().is_some()); } else { rejected(context, &access); }
-                    context.cluster_trouble(Some(trouble_of(&error)));
+                    context.cluster_trouble(Some(trouble_at(&error, &access.endpoint)));
                 } else if error.cause() == Cause::Forbidden && !is_bootstrap {
                     known(context, &access);
                     if !accepted && bootstrap.borrow().is_none() {
@@ -83,7 +83,7 @@ pub async fn run(context: &Context) {
                         }
                     }
                 } else {
-                    context.cluster_trouble(Some(trouble_of(&error)));
+                    context.cluster_trouble(Some(trouble_at(&error, &access.endpoint)));
                 }
                 let soon = error.cause() == Cause::Forbidden && failures <= 20;
                 let pause = if soon { Duration::from_millis(50) } else { backoff(failures.min(6), Duration::from_secs(1), Duration::from_secs(30)) };

@@ -15,7 +15,7 @@ use crate::{
     connection::{HubAccess, is_unauthorized},
     hub::Hub,
     registration::is_accepted,
-    timing::{NOTABLE_SKEW, jittered, lease_period, lease_retry},
+    timing::{jittered, lease_period, lease_retry},
 };
 
 /// Renews for ever.
@@ -95,17 +95,7 @@ async fn renew(context: &Context, access: &HubAccess, last: Option<Lease>) -> Re
         other => other?,
     };
     if let Some(skew) = answer.1 {
-        let before = context.state.skew();
-        context.state.set_skew(skew);
-        let is_far = |skew: jiff::SignedDuration| skew.abs() >= NOTABLE_SKEW;
-        if is_far(skew) != is_far(before) {
-            let text = if is_far(skew) {
-                "the clocks of this machine and of the hub differ; set one of them right"
-            } else {
-                "the clocks agree again"
-            };
-            context.log.warning(text, &[("hub is ahead by", &format!("{skew:#}"))]);
-        }
+        context.clock(skew);
     }
     if let Some(cluster) = context.state.cluster.borrow().cluster()
         && conditions::is_false(cluster, conditions::CLOCK_SYNCED)

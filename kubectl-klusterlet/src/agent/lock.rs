@@ -104,9 +104,12 @@ pub async fn hold(context: &Context) {
                 RETRY
             }
             Err(error) => {
-                // Nobody else gets it while ours is not stale; after that somebody may.
                 if held_until.is_none_or(|until| Instant::now() >= until) {
-                    set(&context.state.is_leader, false);
+                    // After that somebody else may get it. But a spoke that does not answer gives it to nobody, and the hub has to
+                    // be told that it does not answer: then the work goes on until another holder is seen.
+                    if !error.is_retryable() {
+                        set(&context.state.is_leader, false);
+                    }
                     context.trouble(Some(Trouble {
                         kind: TroubleKind::Spoke,
                         text: error.to_string(),

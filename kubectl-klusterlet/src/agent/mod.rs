@@ -31,11 +31,13 @@ use crate::{
     connection::is_unauthorized,
     facts::ClaimRules,
     files,
+    hub_kubeconfig::HubEndpoint,
     log::Log,
     options::{FailoverAgentOptions, NameSources, RandomNames},
     pending,
     registration::SpokeIdentity,
     spoke::Spoke,
+    timing::is_notable,
 };
 
 /// Everything that the tasks need.
@@ -89,6 +91,20 @@ impl Context {
         }
     }
 
+    /// Remembers how far the hub's clock is ahead, and tells when that begins or ends to matter.
+    pub fn clock(&self, skew: jiff::SignedDuration) {
+        let before = self.state.skew();
+        self.state.set_skew(skew);
+        if is_notable(skew) != is_notable(before) {
+            let text = if is_notable(skew) {
+                "the clocks of this machine and of the hub differ; set one of them right"
+            } else {
+                "the clocks agree again"
+            };
+            self.log.warning(text, &[("hub is ahead by", &format!("{skew:#}"))]);
+        }
+    }
+
     /// The same for the ManagedCluster.
     pub fn cluster_trouble(&self, trouble: Option<Trouble>) {
         let text = trouble.as_ref().map(|trouble| trouble.text.clone());
@@ -115,6 +131,17 @@ pub fn trouble_of(error: &Error) -> Trouble {
         kind,
         text: format!("{error}{hints}"),
     }
+}
+
+/// The same for a hub; where its server's certificate is not accepted, with what is trusted.
+#[must_use]
+pub fn trouble_at(error: &Error, endpoint: &HubEndpoint) -> Trouble {
+    let mut trouble = trouble_of(error);
+    if error.cause() == Cause::Certificate {
+        trouble.text.push_str("; trusted: ");
+        trouble.text.push_str(&endpoint.trusted());
+    }
+    trouble
 }
 
 /// Random bytes of the system.

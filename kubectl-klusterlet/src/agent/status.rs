@@ -49,6 +49,8 @@ pub async fn run(context: &Context) {
     let mut failures = 0u32;
     let mut spoken: Option<Instant> = None;
     let mut repeats = 0u32;
+    // The availability that we wrote last.
+    let mut said: Option<String> = None;
     let mut namespaces = BTreeMap::new();
     // Gathered meanwhile: the first write says all.
     known_or_late(context).await;
@@ -63,8 +65,9 @@ pub async fn run(context: &Context) {
         let work = access.zip(seen.filter(|cluster| is_accepted(cluster)));
         let mut pause = Duration::MAX;
         if let Some((access, seen)) = work {
-            // The hub said Unknown after we had said True: its view of the lease is old, or ours of the hub.
-            let contradicts = conditions::get(&seen, AVAILABLE).is_some_and(|condition| condition.status == "Unknown");
+            // Somebody wrote something else since. The hub says Unknown where its view of the lease is old; another agent of this
+            // spoke says True where only we cannot reach it.
+            let contradicts = said.as_ref().is_some_and(|said| *said != availability(&seen));
             let too_soon = spoken.filter(|spoken| {
                 contradicts && repeats > 0 && spoken.elapsed() < backoff(repeats, Duration::from_secs(1), FIGHT / 2)
             });
@@ -79,7 +82,8 @@ pub async fn run(context: &Context) {
                 match write(context, &access, &seen, &report).await {
                     Ok(wrote) => {
                         failures = 0;
-                        if wrote {
+                        if wrote.is_some() {
+                            said = wrote;
                             repeats = if spoken.is_some_and(|spoken| spoken.elapsed() < FIGHT) && contradicts {
                                 repeats + 1
                             } else {
@@ -128,17 +132,26 @@ pub async fn run(context: &Context) {
     }
 }
 
-/// Writes what is to be written. Whether there was anything.
-async fn write(context: &Context, access: &Arc<HubAccess>, seen: &ManagedCluster, report: &Report) -> Result<bool> {
+/// Status of the condition that tells the spoke's availability; empty where there is none.
+fn availability(cluster: &ManagedCluster) -> String {
+    conditions::get(cluster, AVAILABLE).map_or_else(String::new, |condition| condition.status.clone())
+}
+
+/// Writes what is to be written. Returns the availability that the hub shows afterwards; `None` where there was nothing to
+/// write.
+async fn write(
+    context: &Context,
+    access: &Arc<HubAccess>,
+    seen: &ManagedCluster,
+    report: &Report,
+) -> Result<Option<String>> {
     let hub = Hub::new(access, &context.options.cluster_name);
-    let mut wrote = false;
+    let mut wrote = None;
     if let Some(patch) = status_patch(seen, report, Timestamp::now()) {
         let after = hub.patch_status(&patch).await?;
         context.state.metrics.status_patches.fetch_add(1, Ordering::Relaxed);
-        wrote = true;
-        let status =
-            |cluster: &ManagedCluster| conditions::get(cluster, AVAILABLE).map(|condition| condition.status.clone());
-        if status(seen) != status(&after)
+        wrote = Some(availability(&after));
+        if availability(seen) != availability(&after)
             && let Some(condition) = conditions::get(&after, AVAILABLE)
         {
             // A record for people; that it cannot be made stops nothing.

@@ -12,12 +12,13 @@ use crate::plan::{Plan, PlanOptions, offline_plan};
 use crate::planning::make_plan;
 use crate::render::{daemon_sets_yaml, render_cluster_text, render_text};
 use clap::Args;
-use shared::kube_client::KubeFlags;
+use shared::kube_client::{KubeFlags, parse_duration};
 use shared::output::{DryRun, DryRunFlags, OutputFlags, OutputFormat};
 use shared::prompt::YesFlags;
 use shared::table::Table;
 use shared::{Error, Printer, Result};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Exit code of `plan --exit-code` when there is something to do.
 pub const EXIT_CHANGES: u8 = 3;
@@ -72,6 +73,10 @@ pub struct PlanArgs {
 pub struct ConvertArgs {
     #[command(flatten)]
     what: WhatArgs,
+    /// How long a template runs well on a node before the fallback there is made of it (default 10m; what was given before
+    /// stays)
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    last_known_good_after: Option<Duration>,
     #[command(flatten)]
     yes: YesFlags,
     #[command(flatten)]
@@ -91,6 +96,7 @@ impl WhatArgs {
             mode: self.mode,
             yes,
             dry_run,
+            last_known_good_after: None,
             output: self.output.output,
             per_node: self.per_node,
             accept_template: self.accept_template,
@@ -193,7 +199,10 @@ pub async fn run_plan(args: PlanArgs, printer: &Printer) -> Result<u8> {
 /// What forbids it, or what went wrong.
 pub async fn run_convert(args: ConvertArgs, verbosity: u8, printer: &Printer) -> Result<()> {
     let dry_run = args.dry_run.dry_run;
-    let options = args.what.options(args.yes.yes, dry_run);
+    let options = ConvertOptions {
+        last_known_good_after: args.last_known_good_after,
+        ..args.what.options(args.yes.yes, dry_run)
+    };
     let Some(directory) = &args.what.manifests else {
         let fleet = Fleet::find(&args.what.kube, args.what.reach.reach()).await?;
         let cluster = fleet.control_plane.cluster.clone();

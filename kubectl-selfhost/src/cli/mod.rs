@@ -4,6 +4,8 @@ pub mod convert;
 #[cfg(target_os = "linux")]
 pub mod node;
 pub mod reach;
+#[cfg(target_os = "linux")]
+pub mod recover;
 pub mod revert;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -70,6 +72,17 @@ enum Command {
         kubectl selfhost revert\n  \
         kubectl selfhost revert --nodes cp-1 --keep-sharing --yes")]
     Revert(Box<revert::RevertArgs>),
+    /// Bring back, from the node's own files, a control plane that is gone; as root on that node, without any API
+    #[cfg(target_os = "linux")]
+    #[command(after_help = "Examples:\n  \
+        kubectl selfhost recover --dry-run\n  \
+        kubectl selfhost recover --yes\n  \
+        kubectl selfhost recover --original --components kube-apiserver")]
+    Recover(recover::RecoverArgs),
+    /// Print a policy that keeps others than administrators from our marks on Nodes, for `kubectl apply -f -`
+    #[command(after_help = "Examples:\n  \
+        kubectl selfhost policy | kubectl apply -f -")]
+    Policy,
     /// Print a script that completes this command line
     #[command(after_help = COMPLETION_EXAMPLES)]
     Completion(CompletionArgs),
@@ -97,6 +110,9 @@ impl Cli {
             Command::Convert(args) => convert::run_convert(*args, verbosity, printer).await,
             Command::Status(args) => revert::run_status(*args, verbosity, printer).await,
             Command::Revert(args) => revert::run_revert(*args, verbosity, printer).await,
+            #[cfg(target_os = "linux")]
+            Command::Recover(args) => recover::run_recover(args, printer).await,
+            Command::Policy => printer.data(&crate::policy::yaml()?),
             Command::Completion(args) => printer.data(&args.script(Self::command())?),
             #[cfg(target_os = "linux")]
             Command::Node(command) => node::run(command, printer).await,

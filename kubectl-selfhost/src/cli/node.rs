@@ -15,6 +15,7 @@ use crate::node::steering::Steering;
 use crate::node::trial;
 use crate::survey::{self, Installation};
 use clap::{Args, Subcommand, ValueEnum};
+use shared::kube_client::parse_duration;
 use shared::{Context, Error, Printer, Result};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -74,6 +75,9 @@ pub struct GuardArgs {
     /// Build of this executable
     #[arg(long, default_value = "")]
     build: String,
+    /// How long a template runs well before the fallback is made of it
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    last_known_good_after: Option<Duration>,
 }
 
 /// See [`NodeCommand::AwaitPort`].
@@ -142,6 +146,9 @@ pub struct InstallArgs {
     /// Image of the guard, which must be on this node
     #[arg(long)]
     image: String,
+    /// How long a template runs well before the fallback is made of it
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    last_known_good_after: Option<Duration>,
 }
 
 /// See [`NodeCommand::ReadFiles`].
@@ -227,6 +234,7 @@ pub async fn run(command: NodeCommand, printer: &Printer) -> Result<()> {
             let installation = Installation {
                 node_name: args.node_name,
                 image: args.image,
+                last_known_good_after: args.last_known_good_after,
             };
             let binary = NodeBinary::of_this_process()?;
             print_json(&survey::install(&this_node()?, &binary, &installation)?, printer)
@@ -294,6 +302,7 @@ async fn run_guard(args: GuardArgs) -> Result<()> {
         kubeconfig: args.kubeconfig,
         state_directory: args.state_directory,
         build: args.build,
+        last_known_good_after: args.last_known_good_after.unwrap_or(guard::soak::USUAL),
     };
     guard::run(options, terminated())
         .await

@@ -1,5 +1,6 @@
 //! Every call that the CLI makes to the API, and nothing else: no decisions here.
 
+mod changes;
 mod helpers;
 
 pub use helpers::Outcome;
@@ -7,7 +8,10 @@ pub use helpers::Outcome;
 use crate::daemon_set::self_hosted_component_label_query;
 use crate::names::{Component, FIELD_MANAGER, NAMESPACE};
 use k8s_openapi::ByteString;
-use k8s_openapi::api::admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    ValidatingWebhookConfiguration,
+};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -561,6 +565,28 @@ impl ControlPlane {
                 .await,
         )
         .map(drop)
+    }
+
+    /// Removes the policy for our marks on Nodes, and its binding, where we made them.
+    ///
+    /// # Errors
+    /// As the API says; that they are not there, or that the API knows no policies, is fine.
+    pub async fn delete_policy(&self) -> Result<()> {
+        let name = crate::policy::NAME;
+        let parameters = DeleteParams::default();
+        let bindings = self.all::<ValidatingAdmissionPolicyBinding>();
+        let binding = self.cluster.call("read the policy's binding", bindings.get(name)).await;
+        if absent(binding)?.is_some_and(|binding| crate::observe::is_ours(&binding.metadata)) {
+            let request = bindings.delete(name, &parameters);
+            absent(self.cluster.call("delete the policy's binding", request).await)?;
+        }
+        let policies = self.all::<ValidatingAdmissionPolicy>();
+        let policy = self.cluster.call("read the policy", policies.get(name)).await;
+        if absent(policy)?.is_some_and(|policy| crate::observe::is_ours(&policy.metadata)) {
+            let request = policies.delete(name, &parameters);
+            absent(self.cluster.call("delete the policy", request).await)?;
+        }
+        Ok(())
     }
 
     /// All admission webhooks.

@@ -6,18 +6,20 @@ use crate::certs_in_secrets::api as secrets;
 use crate::feature_gates::FeatureGates;
 use crate::fleet::Fleet;
 use crate::names::Component;
-use crate::planning::{Planned, PlannedNode, is_all_converted, make_plan};
+use crate::own_endpoints::Afterwards;
+use crate::planning::{Planned, is_all_converted, make_plan};
 use crate::refusal::Refusal;
 use crate::render::{cluster_daemon_sets_yaml, render_cluster_summary, render_cluster_text};
 use crate::run_lock::RunLock;
-use node::{convert_node, hand_over_one};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use node::{Along, convert_node};
 use shared::output::{DryRun, OutputFormat};
 use shared::progress::{Outcome, Reporter, reporter};
 use shared::table::Table;
 use shared::{Error, Printer, Result, prompt};
-use std::pin::Pin;
-use std::sync::Arc;
-use std::time::Instant;
+use std::pin::{Pin, pin};
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// How ports are handed over.
@@ -45,6 +47,8 @@ pub struct ConvertOptions {
     pub per_node: bool,
     /// A node may run the template of a DaemonSet that serves others and differs from its manifest.
     pub accept_template: bool,
+    /// How long a template runs well on a node before its fallback is made of it; as it is set already when absent.
+    pub last_known_good_after: Option<Duration>,
     /// How to print.
     pub output: OutputFormat,
     /// Feature gates.
@@ -111,9 +115,20 @@ async fn run(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Resul
         }
         return Ok(());
     }
-    let renewed = |node: &&PlannedNode| is_all_converted(&node.observation, options) && !node.is_done(options);
-    if options.output != OutputFormat::Json && planned.nodes.iter().any(|node| renewed(&node)) {
-        printer.note("the guard is of another build than this program, and is replaced by this one's");
+    if options.output != OutputFormat::Json {
+        for node in planned
+            .nodes
+            .iter()
+            .filter(|node| is_all_converted(&node.observation, options))
+        {
+            let guard = node.observation.node.guard.as_ref();
+            if guard.is_some_and(|guard| guard.build != node.target.binary.build) {
+                printer.note("the guard is of another build than this program, and is replaced by this one's");
+            }
+            for trouble in guard.iter().flat_map(|guard| &guard.troubles) {
+                printer.note(format!("the guard of Node {}: {trouble}", node.target.node_name));
+            }
+        }
     }
     match (options.dry_run, options.output) {
         (DryRun::None, OutputFormat::Json) => {}
@@ -194,48 +209,64 @@ async fn try_on_server(planned: &Planned, printer: &Printer) -> Result<()> {
 
 /// The end of an apiserver's hand-over: the old process finishes what it serves, while the new one serves already.
 type Drain<'a> = Pin<Box<dyn Future<Output = Result<()>> + 'a>>;
+type Drains<'a> = FuturesUnordered<Drain<'a>>;
 
 /// Carries a plan out, node by node. While the old apiserver of a node finishes what it serves, for up to its grace of
-/// 30 s, the next node is prepared and its scheduler and controller manager are handed over; its apiserver is not.
+/// 30 s, the next node is converted: the new apiserver has proved itself by then, and the static manifest is out.
 async fn apply(planned: &Planned, options: &ConvertOptions, reporter: &dyn Reporter) -> Result<()> {
     let began = Instant::now();
     planned.fleet.control_plane.delete_ended_helpers().await?;
-    let mut drain: Option<Drain<'_>> = None;
-    for (node, plan) in planned.nodes.iter().zip(&planned.plan.nodes) {
+    let afterwards = Afterwards::default();
+    let handed: Vec<Notify> = planned.nodes.iter().map(|_| Notify::new()).collect();
+    let mut drains = Drains::new();
+    let mut result = Ok(());
+    for ((node, plan), handed) in planned.nodes.iter().zip(&planned.plan.nodes).zip(&handed) {
         let name = &node.target.node_name;
         if node.is_done(options) {
             reporter.note(&format!("Node {name} is self-hosted already"));
             continue;
         }
         let began = Instant::now();
-        let first = async { convert_node(planned, node, plan, options, reporter).await };
-        both(first, drain.take()).await?;
-        if !options.components.contains(&Component::KubeApiserver) {
-            converted(name, options, began, reporter);
-            continue;
-        }
-        let handed = Arc::new(Notify::new());
-        let told = handed.clone();
+        let along = Along {
+            handed,
+            afterwards: &afterwards,
+        };
+        let first = convert_node(planned, node, plan, options, along, reporter);
+        let last = match alongside(first, &mut drains).await {
+            Ok(last) => last,
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
+        };
         let mut last: Drain<'_> = Box::pin(async move {
-            hand_over_one(
-                planned,
-                node,
-                &plan.plan,
-                options,
-                Component::KubeApiserver,
-                &told,
-                reporter,
-            )
-            .await?;
+            if let Some(staged) = last {
+                staged.hand_over(reporter).await?;
+            }
             converted(name, options, began, reporter);
             Ok(())
         });
-        tokio::select! {
-            result = &mut last => result?,
-            () = handed.notified() => drain = Some(last),
+        let until_handed = async {
+            tokio::select! {
+                result = &mut last => result.map(|()| true),
+                () = handed.notified() => Ok(false),
+            }
+        };
+        match alongside(until_handed, &mut drains).await {
+            Ok(true) => {}
+            Ok(false) => drains.push(last),
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
         }
     }
-    both(async { Ok(()) }, drain).await?;
+    // whatever came of a node: a hand-over is not left half told
+    while let Some(ended) = drains.next().await {
+        result = result.and(ended);
+    }
+    afterwards.end().await;
+    result?;
     roll(planned, reporter).await?;
     if planned.nodes.len() > 1 {
         reporter.note(&format!(
@@ -306,13 +337,19 @@ async fn roll(planned: &Planned, reporter: &dyn Reporter) -> Result<()> {
     Ok(())
 }
 
-/// Both to their ends, whatever comes of one of them: a hand-over is not left half told.
-async fn both(first: impl Future<Output = Result<()>>, drain: Option<Drain<'_>>) -> Result<()> {
-    match drain {
-        None => first.await,
-        Some(drain) => {
-            let (first, drain) = tokio::join!(first, drain);
-            first.and(drain)
+/// Work to its end, and the drains of earlier nodes meanwhile. One of these that fails is told when the work is done, so that
+/// nothing more is begun.
+async fn alongside<T>(work: impl Future<Output = Result<T>>, drains: &mut Drains<'_>) -> Result<T> {
+    let mut work = pin!(work);
+    let mut failed = None;
+    loop {
+        tokio::select! {
+            result = &mut work => return failed.map_or(result, Err),
+            Some(ended) = drains.next(), if !drains.is_empty() => {
+                if let Err(error) = ended {
+                    failed.get_or_insert(error);
+                }
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::hand_over::{self, HandOver};
 use crate::names::{Component, GUARD};
 use crate::node::state::Desired;
 use crate::observe::{DaemonSetFacts, Observation, daemon_set_facts, node_facts};
+use crate::own_endpoints::Afterwards;
 use crate::patience;
 use crate::plan::{ComponentState, Plan, Snapshot};
 use crate::planning::{Planned, PlannedNode};
@@ -18,14 +19,18 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// All of a node but its apiserver.
-pub(super) async fn convert_node(
-    planned: &Planned,
-    node: &PlannedNode,
-    plan: &NodePlan,
+/// How long a guard that has started has to see that it lacks nothing.
+const SETTLED: Duration = Duration::from_secs(15);
+
+/// All of a node but the hand-over of its apiserver, which is returned where it is to be done.
+pub(super) async fn convert_node<'a>(
+    planned: &'a Planned,
+    node: &'a PlannedNode,
+    plan: &'a NodePlan,
     options: &ConvertOptions,
+    along: Along<'a>,
     reporter: &dyn Reporter,
-) -> Result<()> {
+) -> Result<Option<Staged<'a>>> {
     let task = format!("{}/node", node.target.node_name);
     reporter.begin(&task, &format!("{} node", node.target.node_name), 3);
     let prepared = prepare(node, options, &task, reporter).await;
@@ -34,30 +39,67 @@ pub(super) async fn convert_node(
         Err(error) => reporter.finish(&task, Outcome::Failed, error.what()),
     }
     prepared?;
-    for component in &options.components {
-        if *component != Component::KubeApiserver {
-            hand_over_one(planned, node, &plan.plan, options, *component, &Notify::new(), reporter).await?;
+    // the apiserver is the last of them
+    for component in Component::ALL.iter().filter(|one| options.components.contains(one)) {
+        let staged = stage_one(planned, node, &plan.plan, options, *component, along, reporter).await?;
+        match staged {
+            Some(staged) if *component == Component::KubeApiserver => return Ok(Some(staged)),
+            Some(staged) => staged.hand_over(reporter).await?,
+            None => {}
         }
     }
-    Ok(())
+    Ok(None)
 }
 
-pub(super) async fn hand_over_one(
-    planned: &Planned,
-    node: &PlannedNode,
-    plan: &Plan,
+/// What a hand-over tells, and what it leaves to be ended, while others go on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Along<'a> {
+    pub(super) handed: &'a Notify,
+    pub(super) afterwards: &'a Afterwards,
+}
+
+/// A component whose Pod waits on its node.
+pub(super) struct Staged<'a> {
+    hand_over: HandOver<'a>,
+    /// How long it took until it waited.
+    took: Duration,
+}
+
+impl Staged<'_> {
+    pub(super) async fn hand_over(self, reporter: &dyn Reporter) -> Result<()> {
+        let (task, began) = (&self.hand_over.task, Instant::now());
+        match self.hand_over.run(reporter).await {
+            Ok(()) => {
+                let took = self.took + began.elapsed();
+                let text = format!("self-hosted after {:.1} s", took.as_secs_f64());
+                reporter.finish(task, Outcome::Done, &text);
+                Ok(())
+            }
+            Err(error) => {
+                reporter.finish(task, Outcome::Failed, error.what());
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Brings a component so far that its Pod waits on the node; `None` when it is self-hosted already.
+async fn stage_one<'a>(
+    planned: &'a Planned,
+    node: &'a PlannedNode,
+    plan: &'a Plan,
     options: &ConvertOptions,
     component: Component,
-    handed: &Notify,
+    along: Along<'a>,
     reporter: &dyn Reporter,
-) -> Result<()> {
+) -> Result<Option<Staged<'a>>> {
     let control_plane = &planned.fleet.control_plane;
     let name = &node.target.node_name;
     let task = format!("{name}/{component}");
     reporter.begin(&task, &format!("{name} {component}"), hand_over::STEPS);
     if is_converted(&node.observation, component) {
         reporter.finish(&task, Outcome::Skipped, "self-hosted already");
-        return Ok(());
+        return Ok(None);
     }
     let began = Instant::now();
     let wanted = plan.components.iter().find(|plan| plan.component == component);
@@ -97,32 +139,25 @@ pub(super) async fn hand_over_one(
     let hand_over = HandOver {
         control_plane,
         observation: &node.observation,
-        task: &task,
+        task,
         component,
         daemon_set: wanted.filter(|_| existing.is_none() || outdated),
-        daemon_set_name: &daemon_set_name,
+        daemon_set_name,
         outdated,
         alone: planned.fleet.observations.len() <= 1,
-        handed,
+        handed: along.handed,
+        afterwards: along.afterwards,
         desired: match options.mode {
             ModeChoice::Steered => Desired::SelfHosted,
             ModeChoice::Gap => Desired::SelfHostedGap,
         },
     };
-    match hand_over.run(reporter).await {
-        Ok(()) => {
-            reporter.finish(
-                &task,
-                Outcome::Done,
-                &format!("self-hosted after {:.1} s", began.elapsed().as_secs_f64()),
-            );
-            Ok(())
-        }
-        Err(error) => {
-            reporter.finish(&task, Outcome::Failed, error.what());
-            Err(error)
-        }
+    if let Err(error) = hand_over.stage(reporter).await {
+        reporter.finish(&hand_over.task, Outcome::Failed, error.what());
+        return Err(error);
     }
+    let took = began.elapsed();
+    Ok(Some(Staged { hand_over, took }))
 }
 
 fn facts_of(daemon_set: &serde_json::Value) -> Option<DaemonSetFacts> {
@@ -144,8 +179,9 @@ async fn prepare(node: &PlannedNode, options: &ConvertOptions, task: &str, repor
             .because("no component of the control plane was found to take one from")
     })?;
     let before = observation.node.guard.as_ref().map(|guard| guard.process);
+    let began = Instant::now();
     reporter.waiting(task, "the executable and the guard to be installed");
-    let changed = target.install(&image).await?;
+    let changed = target.install(&image, options.last_known_good_after).await?;
     reporter.step(
         task,
         &format!("executable installed as {}", target.binary.path().display()),
@@ -157,13 +193,26 @@ async fn prepare(node: &PlannedNode, options: &ConvertOptions, task: &str, repor
         patience::tolerate(async {
             let now = node_facts(&target.control_plane.node(name).await?);
             Ok(match now.guard {
-                Some(guard) if guard.build == target.binary.build && (!changed || Some(guard.process) != before) => Poll::Ready(guard),
+                Some(guard) if guard.build == target.binary.build && (!changed || Some(guard.process) != before) => {
+                    // what was installed just now is seen at its next look
+                    match guard.troubles.first() {
+                        Some(trouble) if began.elapsed() < SETTLED => Poll::Pending(trouble.clone()),
+                        _ => Poll::Ready(guard),
+                    }
+                }
                 _ => Poll::Pending("the guard to start and report".into()),
             })
         }
         .await)
     })
     .await
+    .and_then(|guard| {
+        if guard.troubles.is_empty() {
+            return Ok(guard);
+        }
+        let error = Error::refused(format!("the guard of Node {name} could not do its work when it is needed"));
+        Err(guard.troubles.into_iter().fold(error, Error::because))
+    })
     .and_then(|guard| match guard.steering_refused {
         Some(why) if options.mode == ModeChoice::Steered => Err(Error::refused(format!("the guard's Pod cannot share and steer ports on Node {name}"))
             .because(why)

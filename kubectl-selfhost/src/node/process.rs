@@ -1,7 +1,7 @@
 //! Processes of the control plane, as `/proc` shows them.
 
 use crate::names::{Component, ROLE_ENV, Role};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -139,6 +139,97 @@ impl Processes {
     }
 }
 
+/// As whom a process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Owner {
+    /// User ID.
+    pub user: u32,
+    /// Group ID.
+    pub group: u32,
+}
+
+/// A container that runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodContainer {
+    /// A path to its root directory.
+    pub root: PathBuf,
+    /// As whom it runs.
+    pub owner: Owner,
+}
+
+/// The containers of a Pod that run, by name.
+pub type PodContainers = BTreeMap<String, PodContainer>;
+
+impl Processes {
+    /// UID of the Pod that a process belongs to, and the name of its container.
+    ///
+    /// The kubelet mounts a file of the Pod's directory into every container, `.../pods/UID/containers/NAME/ID` as
+    /// `/dev/termination-log` or wherever the container wants it (k8s.io/kubernetes `pkg/kubelet/kubelet_pods.go`); names of
+    /// control groups differ with the kubelet's configuration.
+    #[must_use]
+    pub fn pod_of(&self, pid: u32) -> Option<(String, String)> {
+        let mounts = std::fs::read_to_string(self.proc.join(format!("{pid}/mountinfo"))).ok()?;
+        mounts.lines().find_map(pod_of_mount)
+    }
+
+    /// The running containers of a Pod. Of several processes of one container, the one that was started first counts.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be listed.
+    pub fn containers_of(&self, pod: &str) -> io::Result<PodContainers> {
+        let mut found: BTreeMap<String, (u64, PodContainer)> = BTreeMap::new();
+        for pid in self.ids()? {
+            let Some((_, name)) = self.pod_of(pid).filter(|(uid, _)| uid == pod) else {
+                continue;
+            };
+            let status = std::fs::read_to_string(self.proc.join(format!("{pid}/status"))).unwrap_or_default();
+            let (Some(owner), Some(started)) = (owner_of(&status), self.started(pid)) else {
+                continue;
+            };
+            let container = PodContainer {
+                root: self.proc.join(format!("{pid}/root")),
+                owner,
+            };
+            match found.get(&name) {
+                Some((earlier, _)) if *earlier <= started => {}
+                _ => {
+                    found.insert(name, (started, container));
+                }
+            }
+        }
+        Ok(found
+            .into_iter()
+            .map(|(name, (_, container))| (name, container))
+            .collect())
+    }
+}
+
+/// Field 4 of `/proc/PID/mountinfo` is the path of what is mounted inside its file system.
+fn pod_of_mount(line: &str) -> Option<(String, String)> {
+    let root = line.split(' ').nth(3)?;
+    let mut parts = root.split('/').rev();
+    let (_id, name, containers, uid, pods) = (
+        parts.next()?,
+        parts.next()?,
+        parts.next()?,
+        parts.next()?,
+        parts.next()?,
+    );
+    (containers == "containers" && pods == "pods" && !uid.is_empty()).then(|| (uid.to_owned(), name.to_owned()))
+}
+
+/// Effective user and group of `/proc/PID/status`.
+fn owner_of(status: &str) -> Option<Owner> {
+    let effective = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().nth(1)?.parse().ok()
+    };
+    Some(Owner {
+        user: effective("Uid:")?,
+        group: effective("Gid:")?,
+    })
+}
+
 fn strings(bytes: &[u8]) -> Vec<String> {
     let text = String::from_utf8_lossy(bytes);
     text.split_terminator('\0').map(str::to_owned).collect()
@@ -239,6 +330,30 @@ mod tests {
         let stat = "42 (a) b) (c) S 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 9 0 777 1 2";
         assert_eq!(started_of(stat), Some(777));
         assert_eq!(started_of("42 (x"), None);
+    }
+
+    #[test]
+    fn the_pod_of_a_process_comes_from_its_mounts() {
+        let uid = "0c9a3b7e-1111-4222-8333-444455556666";
+        for root in [
+            format!("/var/lib/kubelet/pods/{uid}/containers/kube-apiserver/1a2b3c4d"),
+            format!("/pods/{uid}/containers/kube-apiserver/1a2b3c4d"),
+        ] {
+            let line = format!("903 871 254:0 {root} /dev/termination-log rw,relatime - ext4 /dev/vda rw");
+            assert_eq!(pod_of_mount(&line), Some((uid.into(), "kube-apiserver".into())));
+        }
+        for line in [
+            "903 871 254:0 / / rw - ext4 /dev/vda rw",
+            "903 871 254:0 /var/lib/kubelet/pods/x/etc-hosts /etc/hosts rw - ext4 /dev/vda rw",
+            "",
+        ] {
+            assert_eq!(pod_of_mount(line), None, "{line}");
+        }
+        let status = "Name:\tkube-apiserver\nUid:\t0\t999\t0\t0\nGid:\t0\t998\t0\t0\n";
+        assert_eq!(owner_of(status), Some(Owner { user: 999, group: 998 }));
+        assert_eq!(owner_of("Name:\tx\n"), None);
+        let containers = Processes::new(Path::new("/proc")).containers_of("no-such-pod").unwrap();
+        assert!(containers.is_empty());
     }
 
     #[test]

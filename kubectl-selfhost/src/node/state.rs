@@ -1,6 +1,8 @@
 //! What the CLI and the guard tell each other, and what the guard keeps on the node's disk.
 
+use crate::last_known_good::Template;
 use crate::names::{Component, STATE_DIR};
+use crate::node::guard::turns::Turns;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -134,8 +136,70 @@ pub struct Report {
     /// SHA-256 of the saved original, in hex.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original: Option<String>,
+    /// What the fallback is made of; absent where nothing is saved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<FallbackReport>,
+    /// Whether the fallback lies in the manifest directory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fallback_in: bool,
     /// Version of the guard.
     pub guard: String,
+}
+
+/// What a fallback is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MadeOf {
+    /// The manifest that was there before the conversion.
+    Original,
+    /// The last template of the DaemonSet that ran well on this node.
+    Template,
+}
+
+/// What the fallback of a component is made of, as `status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FallbackReport {
+    /// The original, or a template.
+    pub made_of: MadeOf,
+    /// Which template.
+    #[serde(flatten)]
+    pub template: Template,
+    /// Since when, RFC 3339; absent for the original.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    /// Why the template that runs now cannot be the fallback, with what to do; absent when it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+}
+
+impl FallbackReport {
+    /// Of the original manifest.
+    #[must_use]
+    pub fn of_original() -> Self {
+        Self {
+            made_of: MadeOf::Original,
+            template: Template::default(),
+            since: None,
+            refused: None,
+        }
+    }
+
+    /// What it is made of, for people.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let revision = self
+            .template
+            .revision
+            .as_ref()
+            .map(|hash| format!(" ({hash})"))
+            .unwrap_or_default();
+        match (self.made_of, self.template.generation) {
+            (MadeOf::Original, _) => "the original manifest".to_owned(),
+            (MadeOf::Template, Some(generation)) => format!("the template of generation {generation}{revision}"),
+            (MadeOf::Template, None) => format!("a template{revision}"),
+        }
+    }
 }
 
 /// What the guard reports about itself.
@@ -151,6 +215,10 @@ pub struct GuardReport {
     /// Why ports cannot be shared and steered on this node, from a trial in the guard's own Pod; absent when they can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steering_refused: Option<String>,
+    /// What will keep the guard from its work when it is needed, in words with what to do; see
+    /// [`crate::node::guard::health`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<String>,
 }
 
 /// A manifest in the manifest directory that is not ours.
@@ -195,6 +263,9 @@ pub struct Memory {
     /// What went wrong last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// When `desired` changed last, so that it cannot be changed without end.
+    #[serde(default, skip_serializing_if = "Turns::is_empty")]
+    pub turns: Turns,
 }
 
 impl Default for Memory {
@@ -204,6 +275,7 @@ impl Default for Memory {
             handed_over: false,
             given_up: None,
             error: None,
+            turns: Turns::default(),
         }
     }
 }
@@ -269,10 +341,23 @@ impl ComponentFiles {
         self.directory.join("original.json")
     }
 
-    /// The manifest that the guard puts in when nothing else serves.
+    /// The manifest that the guard puts in when nothing else serves, made of the original.
     #[must_use]
     pub fn fallback(&self) -> PathBuf {
         self.directory.join("fallback.yaml")
+    }
+
+    /// The last template that ran well, as the manifest to put in instead of [`ComponentFiles::fallback`]; see
+    /// [`crate::node::guard::keep`].
+    #[must_use]
+    pub fn kept(&self) -> PathBuf {
+        self.directory.join("last-known-good.json")
+    }
+
+    /// Directory of the files that it mounts in the place of Secrets and ConfigMaps.
+    #[must_use]
+    pub fn kept_files(&self) -> PathBuf {
+        self.directory.join("files")
     }
 
     /// The [`Memory`].

@@ -61,6 +61,8 @@ pub struct Variants {
     pub sharing: String,
     /// Where the component listens.
     pub endpoint: Endpoint,
+    /// The original's Pod.
+    pub pod: Value,
 }
 
 /// Makes all of it.
@@ -77,5 +79,6 @@ pub fn build(component: Component, manifest: &[u8]) -> Result<Variants, String> 
         fallback: shared::yaml::to_string(&fallback).map_err(|error| describe(&error))?,
         sharing: shared::yaml::to_string(&sharing).map_err(|error| describe(&error))?,
         endpoint: Endpoint::of(component, &pod)?,
+        pod,
     })
 }

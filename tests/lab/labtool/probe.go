@@ -39,20 +39,21 @@ func (s *servers) String() string     { return strings.Join(*s, ",") }
 func (s *servers) Set(v string) error { *s = append(*s, v); return nil }
 
 // probeMeter sends each request over a TCP and TLS connection of its own. Requests start on a fixed schedule, whether or
-// not earlier ones are answered, and none is ever tried again.
+// not earlier ones are answered, and none is ever tried again, but with --failover at the next server.
 func probeMeter(flags *flag.FlagSet) func(string) meter {
 	var to servers
 	flags.Var(&to, "server", "https://HOST:PORT to ask, several in turn (default: the kubeconfig's)")
+	failover := flags.Bool("failover", false, "ask the next server when one fails or does not answer 200; a request has failed when all have")
 	interval := flags.Duration("interval", 20*time.Millisecond, "time between the starts of two requests")
 	timeout := flags.Duration("timeout", 5*time.Second, "time a request may take")
 	return func(kubeconfig string) meter {
 		return func(ctx context.Context, ready func()) (any, error) {
-			return probe(ctx, ready, kubeconfig, to, *interval, *timeout)
+			return probe(ctx, ready, kubeconfig, to, *failover, *interval, *timeout)
 		}
 	}
 }
 
-func probe(ctx context.Context, ready func(), kubeconfig string, to servers, interval, timeout time.Duration) (any, error) {
+func probe(ctx context.Context, ready func(), kubeconfig string, to servers, failover bool, interval, timeout time.Duration) (any, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return nil, err
@@ -97,6 +98,9 @@ func probe(ctx context.Context, ready func(), kubeconfig string, to servers, int
 			t := targets[k%len(targets)]
 			at := time.Since(begin)
 			operation, err := t.request(k/len(targets), timeout)
+			for next := 1; failover && err != nil && next < len(targets); next++ {
+				operation, err = targets[(k+next)%len(targets)].request(k/len(targets), timeout)
+			}
 			took := time.Since(begin) - at
 			mutex.Lock()
 			defer mutex.Unlock()

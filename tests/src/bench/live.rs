@@ -41,11 +41,7 @@ pub struct Times {
 /// # Errors
 /// It could not be taken to its end.
 pub fn measure(action: Action, operator: &Operator<'_>, times: Times, found: &mut dyn FnMut(Figure)) -> Result<()> {
-    let mut to = To {
-        measure: action.name(),
-        run: 1,
-        found,
-    };
+    let mut to = To::new(&action.name(), found);
     match action {
         Action::Convert(run) => {
             to.run = run;
@@ -65,14 +61,30 @@ pub fn measure(action: Action, operator: &Operator<'_>, times: Times, found: &mu
 }
 
 /// Where the figures of one measure go.
-struct To<'a> {
+pub(super) struct To<'a> {
     measure: String,
     run: u32,
     found: &'a mut dyn FnMut(Figure),
 }
 
-impl To<'_> {
-    fn put(&mut self, name: &str, value: Option<f64>, of: Option<u64>, unit: Unit, target: Target, note: &str) {
+impl<'a> To<'a> {
+    pub(super) fn new(measure: &str, found: &'a mut dyn FnMut(Figure)) -> Self {
+        Self {
+            measure: measure.to_owned(),
+            run: 1,
+            found,
+        }
+    }
+
+    pub(super) fn put(
+        &mut self,
+        name: &str,
+        value: Option<f64>,
+        of: Option<u64>,
+        unit: Unit,
+        target: Target,
+        note: &str,
+    ) {
         (self.found)(Figure {
             measure: self.measure.clone(),
             run: self.run,
@@ -85,7 +97,7 @@ impl To<'_> {
         });
     }
 
-    fn seconds(&mut self, name: &str, value: f64, target: Target) {
+    pub(super) fn seconds(&mut self, name: &str, value: f64, target: Target) {
         self.put(name, Some(value), None, Unit::Seconds, target, "");
     }
 
@@ -101,7 +113,7 @@ impl To<'_> {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "nobody sends 2^52 requests")]
-    fn failed(&mut self, name: &str, failed: u64, of: u64, target: Target, note: &str) {
+    pub(super) fn failed(&mut self, name: &str, failed: u64, of: u64, target: Target, note: &str) {
         self.put(name, Some(failed as f64), Some(of), Unit::Count, target, note);
     }
 
@@ -170,7 +182,7 @@ impl To<'_> {
     }
 
     /// How busy the machine was: times are worth little where more processes want to run than there are cores.
-    fn load(&mut self) {
+    pub(super) fn load(&mut self) {
         let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
         let load = text.split(' ').next().and_then(|first| first.parse().ok());
         self.put(

@@ -3,6 +3,7 @@
 pub mod figure;
 pub mod live;
 pub mod local;
+pub mod nodes;
 pub mod order;
 
 use std::{
@@ -84,7 +85,43 @@ pub fn run(settings: &Settings, options: &BenchOptions) -> Result<Vec<Figure>> {
             bench.take(action, &mut figures);
         }
     }
+    if options.choice.has(Measure::Nodes) {
+        cache::ensure(settings)?;
+        whole_clusters(settings, &binary, &options.choice.nodes, &mut figures);
+    }
     Ok(figures.all)
+}
+
+/// What a node costs may grow by so much where there are more of them.
+const LINEAR: f64 = 1.25;
+
+fn whole_clusters(settings: &Settings, binary: &Path, nodes: &[u8], figures: &mut Figures) {
+    let mut least: Option<f64> = None;
+    for &nodes in nodes {
+        say(&format!(
+            "[{:5} s] nodes {nodes} ...",
+            figures.begin.elapsed().as_secs()
+        ));
+        match nodes::measure(settings, binary, nodes, &mut |figure| figures.put(figure)) {
+            Ok(each) => {
+                let base = *least.get_or_insert(each);
+                figures.put(Figure {
+                    measure: format!("nodes {nodes}"),
+                    run: 1,
+                    name: "convert, requests for each node".to_owned(),
+                    value: Some(each),
+                    of: None,
+                    unit: Unit::Count,
+                    target: Target::AtMost((base * LINEAR).round()),
+                    note: String::new(),
+                });
+            }
+            Err(error) => {
+                interrupt::stop_here_when_about_to_be_interrupted();
+                figures.broken(&format!("nodes {nodes}"), 1, &error);
+            }
+        }
+    }
 }
 
 struct Figures {

@@ -29,6 +29,8 @@ pub enum Measure {
     GapMode,
     /// Back, with shared ports.
     KeepSharing,
+    /// Clusters of several nodes, from a workstation.
+    Nodes,
 }
 
 /// How often, and what.
@@ -42,6 +44,8 @@ pub struct Choice {
     pub rolls: u32,
     /// Edits to make, in this order.
     pub edits: Vec<(Component, Mistake)>,
+    /// Numbers of nodes.
+    pub nodes: Vec<u8>,
 }
 
 impl Choice {
@@ -176,6 +180,7 @@ mod tests {
             conversions: 3,
             rolls: 10,
             edits: vec![(Component::KubeScheduler, Mistake::Hangs)],
+            nodes: vec![1, 3],
         }
     }
 

@@ -43,6 +43,9 @@ struct Cli {
     /// Bad edits to make (default: all)
     #[arg(long, value_delimiter = ',', value_name = "MISTAKE", value_parser = Mistake::from_name)]
     mistakes: Vec<Mistake>,
+    /// Sizes of the clusters that are converted as a whole from a workstation
+    #[arg(long, value_delimiter = ',', value_name = "N", default_values_t = [1, 3, 5], value_parser = clap::value_parser!(u8).range(1..=9))]
+    nodes: Vec<u8>,
     /// Write everything there as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -85,6 +88,7 @@ fn run(cli: Cli) -> Result<bool> {
             conversions: cli.runs.unwrap_or(3),
             rolls: cli.runs.unwrap_or(10),
             edits,
+            nodes: cli.nodes,
         },
         times: Times {
             hold: Duration::from_secs(cli.hold),

@@ -20,7 +20,7 @@ use crate::{
     settings::Purpose,
 };
 
-const DEADLINE: Duration = Duration::from_secs(120);
+pub(super) const DEADLINE: Duration = Duration::from_secs(120);
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -31,18 +31,22 @@ pub struct HubBench {
     pub joins: u32,
     /// How long both are watched at rest.
     pub idle: Duration,
+    /// Whether an agent joins from a spoke with many claims and nodes.
+    pub large: bool,
+    /// How many agents of ours run on one hub, and how long; none where it is 0.
+    pub fleet: (usize, Duration),
 }
 
 /// One of the two agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Which {
+pub(super) enum Which {
     Ours,
     Peer,
 }
 
 /// An agent that runs; ended when it is dropped.
-struct Running {
-    child: Child,
+pub(super) struct Running {
+    pub(super) child: Child,
     cluster: String,
 }
 
@@ -53,11 +57,11 @@ impl Drop for Running {
     }
 }
 
-struct Bench {
+pub(super) struct Bench {
     options: HubBench,
-    parts: Parts,
-    hub: Api,
-    spoke: Api,
+    pub(super) parts: Parts,
+    pub(super) hub: Api,
+    pub(super) spoke: Api,
     bootstrap: PathBuf,
     peer: PathBuf,
 }
@@ -81,12 +85,24 @@ pub fn run(options: HubBench) -> Result<Vec<Figure>> {
         peer,
     };
     let mut figures = bench.sizes()?;
-    figures.extend(bench.joins()?);
-    figures.extend(bench.idle()?);
+    if bench.options.joins > 0 {
+        figures.extend(bench.joins()?);
+    }
+    if !bench.options.idle.is_zero() {
+        figures.extend(bench.idle()?);
+    }
+    // Last: what lies on the spoke then would weigh on all others.
+    if bench.options.large {
+        figures.extend(bench.large_spoke()?);
+    }
+    let (size, time) = bench.options.fleet;
+    if size > 0 {
+        figures.extend(bench.fleet(size, time)?);
+    }
     Ok(figures)
 }
 
-fn figure(name: &str, value: f64, unit: Unit, target: Target, note: String) -> Figure {
+pub(super) fn figure(name: &str, value: f64, unit: Unit, target: Target, note: String) -> Figure {
     Figure {
         measure: "hub".into(),
         run: 1,
@@ -119,12 +135,12 @@ fn seconds(time: &str) -> Option<f64> {
 }
 
 /// From one time to another, also over midnight.
-fn between(from: &str, to: &str) -> Option<f64> {
+pub(super) fn between(from: &str, to: &str) -> Option<f64> {
     Some((seconds(to)? - seconds(from)?).rem_euclid(86_400.0))
 }
 
 impl Bench {
-    fn start(&self, which: Which, cluster: &str) -> Result<Running> {
+    pub(super) fn start(&self, which: Which, cluster: &str) -> Result<Running> {
         let directory = self.spoke.directory();
         let what = || format!("start the agent of {cluster}");
         let log = File::create(directory.join(format!("{cluster}.log"))).what(what)?;
@@ -177,7 +193,7 @@ impl Bench {
     }
 
     /// Approves and accepts as soon as it asks. Returns the time from the acceptance to the agent's first report.
-    fn accept(&self, agent: &Running) -> Result<f64> {
+    pub(super) fn accept(&self, agent: &Running) -> Result<f64> {
         let cluster = &agent.cluster;
         let label = format!("open-cluster-management.io/cluster-name={cluster}");
         let request = self.hub.eventually("a certificate request", DEADLINE, |hub| {
@@ -395,14 +411,14 @@ impl Bench {
 }
 
 /// What a process uses.
-struct Usage {
-    resident: f64,
-    peak: f64,
+pub(super) struct Usage {
+    pub(super) resident: f64,
+    pub(super) peak: f64,
     cpu: f64,
 }
 
 impl Usage {
-    fn of(agent: &Running) -> Result<Self> {
+    pub(super) fn of(agent: &Running) -> Result<Self> {
         let what = || format!("measure the agent of {}", agent.cluster);
         let read = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", agent.child.id())).what(what);
         let status = read("status")?;

@@ -62,9 +62,16 @@ impl Authority {
         write(directory, "apiserver.key", &key.serialize_pem())
     }
 
-    /// The user's part of a kubeconfig, with a certificate for this name and group.
-    pub(super) fn user(&self, name: &str, group: Option<&str>) -> Result<Value> {
+    /// A certificate for a client of this name, in `NAME.crt` and `NAME.key`.
+    pub(super) fn client(&self, directory: &Path, name: &str) -> Result<()> {
         let what = || format!("make the certificate of {name}");
+        let (certificate, key) = self.issue_client(name, None, what)?;
+        write(directory, &format!("{name}.crt"), &certificate)?;
+        write(directory, &format!("{name}.key"), &key)
+    }
+
+    /// Certificate and key of a client, PEM.
+    fn issue_client(&self, name: &str, group: Option<&str>, what: impl Fn() -> String) -> Result<(String, String)> {
         let mut parameters = CertificateParams::default();
         let mut subject = DistinguishedName::new();
         if let Some(group) = group {
@@ -73,11 +80,17 @@ impl Authority {
         subject.push(DnType::CommonName, name);
         parameters.distinguished_name = subject;
         parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        let key = KeyPair::generate().what(what)?;
-        let certificate = parameters.signed_by(&key, &self.0).what(what)?;
+        let key = KeyPair::generate().what(&what)?;
+        let certificate = parameters.signed_by(&key, &self.0).what(&what)?;
+        Ok((certificate.pem(), key.serialize_pem()))
+    }
+
+    /// The user's part of a kubeconfig, with a certificate for this name and group.
+    pub(super) fn user(&self, name: &str, group: Option<&str>) -> Result<Value> {
+        let (certificate, key) = self.issue_client(name, group, || format!("make the certificate of {name}"))?;
         Ok(json!({
-            "client-certificate-data": BASE64_STANDARD.encode(certificate.pem().as_bytes()),
-            "client-key-data": BASE64_STANDARD.encode(key.serialize_pem().as_bytes()),
+            "client-certificate-data": BASE64_STANDARD.encode(certificate),
+            "client-key-data": BASE64_STANDARD.encode(key),
         }))
     }
 }

@@ -8,6 +8,8 @@
 pub mod bench;
 mod certificates;
 mod manifests;
+pub mod proxies;
+mod scale;
 
 use std::{
     collections::BTreeMap,
@@ -20,6 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -73,7 +76,15 @@ impl Parts {
     /// # Errors
     /// Something is missing on the machine, or a build fails.
     pub fn ensure(purpose: Purpose) -> Result<Self> {
-        let settings = Settings::from_env(purpose)?;
+        Self::beside(purpose, 0)
+    }
+
+    /// As [`Parts::ensure`], for one of several that are used at the same time, by its number from 0.
+    ///
+    /// # Errors
+    /// As [`Parts::ensure`].
+    pub fn beside(purpose: Purpose, number: usize) -> Result<Self> {
+        let settings = Settings::from_env(purpose)?.beside(number);
         Ok(Self {
             built: cache::ensure(&settings)?,
             hub: cache::ensure_hub(&settings)?,
@@ -100,6 +111,9 @@ pub struct Api {
     processes: BTreeMap<&'static str, Child>,
 }
 
+/// Names in the certificate of every server, beside its addresses.
+const SERVER_NAMES: &[&str] = &["localhost", "kubernetes.default.svc", "hub.test"];
+
 /// What runs, in the order of its start.
 const ETCD: &str = "etcd";
 /// The API server.
@@ -119,8 +133,9 @@ impl Api {
             fs::remove_dir_all(&directory).what(|| format!("remove {}", directory.display()))?;
         }
         fs::create_dir_all(&directory).what(|| format!("make {}", directory.display()))?;
-        // An address of its own for each name and process that tests.
-        let hash = name
+        // An address of its own for each directory and process that tests.
+        let hash = directory
+            .to_string_lossy()
             .bytes()
             .chain(std::process::id().to_le_bytes())
             .fold(5381u32, |hash, byte| hash.wrapping_mul(33) ^ u32::from(byte));
@@ -162,17 +177,57 @@ impl Api {
         Ok(())
     }
 
+    /// Lets it sign with an authority that it does not trust itself.
+    ///
+    /// # Errors
+    /// It does not come up.
+    pub fn sign_with_another_authority(&mut self) -> Result<()> {
+        Authority::new(&self.directory, "signer")?;
+        self.stop(CONTROLLER_MANAGER)?;
+        self.start(CONTROLLER_MANAGER)
+    }
+
+    /// Gives its server a certificate of a new authority; only that is in `admin.conf` and in new kubeconfigs then.
+    ///
+    /// # Errors
+    /// It does not come up.
+    pub fn renew_serving_authority(&mut self) -> Result<()> {
+        let old = BASE64_STANDARD.encode(self.serving.pem());
+        self.stop(APISERVER)?;
+        self.serving = Authority::new(&self.directory, "serving-ca")?;
+        self.serving.server(&self.directory, &[self.address], SERVER_NAMES)?;
+        let new = BASE64_STANDARD.encode(self.serving.pem());
+        for file in ["admin.conf", "controller-manager.conf", "registration.conf"] {
+            let path = self.directory.join(file);
+            if let Ok(text) = fs::read_to_string(&path) {
+                write(&self.directory, file, &text.replace(&old, &new))?;
+            }
+        }
+        self.start(APISERVER)?;
+        for process in [CONTROLLER_MANAGER, CONTROLLER] {
+            if self.processes.contains_key(process) {
+                self.stop(process)?;
+                self.start(process)?;
+            }
+        }
+        Ok(())
+    }
+
     fn prepare(&self) -> Result<()> {
         let directory = &self.directory;
         let client = Authority::new(directory, "client-ca")?;
-        Authority::new(directory, "front-proxy-ca")?;
+        Authority::new(directory, "front-proxy-ca")?.client(directory, "front-proxy-client")?;
+        // What signs, which a test may set apart from what is trusted.
+        for kind in ["crt", "key"] {
+            let (from, to) = (
+                directory.join(format!("client-ca.{kind}")),
+                directory.join(format!("signer.{kind}")),
+            );
+            fs::copy(&from, &to).what(|| format!("copy {} to {}", from.display(), to.display()))?;
+        }
         service_account_key(directory)?;
         let service = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1));
-        self.serving.server(
-            directory,
-            &[self.address, service],
-            &["localhost", "kubernetes.default.svc", "hub.test"],
-        )?;
+        self.serving.server(directory, &[self.address, service], SERVER_NAMES)?;
         for (file, user, group) in [
             ("admin.conf", "kubernetes-admin", Some("system:masters")),
             ("controller-manager.conf", "system:kube-controller-manager", None),
@@ -246,8 +301,8 @@ impl Api {
                 config = file("controller-manager.conf"),
                 private = file("sa.key"),
                 root = file("serving-ca.crt"),
-                certificate = file("client-ca.crt"),
-                key = file("client-ca.key"),
+                certificate = file("signer.crt"),
+                key = file("signer.key"),
                 duration = self.options.signing_duration,
             )),
             _ => list(format!(
@@ -529,6 +584,12 @@ impl Drop for Api {
             let _ = fs::remove_dir_all(&self.directory);
         }
     }
+}
+
+/// A text as kubeconfigs hold PEM.
+#[must_use]
+pub fn base64_of(text: &str) -> String {
+    BASE64_STANDARD.encode(text)
 }
 
 /// A request as the audit log has it.

@@ -1,20 +1,32 @@
 //! The guard's talk with the API: reads what the CLI states of its own Node, and reports back, with the kubelet's credentials.
 
-use super::{Exchange, GuardOptions, say};
-use crate::names::{Component, NODE_PREFIX};
+use super::events::Notice;
+use super::health::Health;
+use super::last_good::Pods;
+use super::{Exchange, GuardOptions, say, soak};
+use crate::daemon_set::SELECTOR_LABEL;
+use crate::names::{Component, GUARD, NAMESPACE, NODE_PREFIX};
 use crate::node::state::{Desired, GuardReport, Report};
-use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, Patch, PatchParams};
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::{Event, EventSource, Node, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const CALL: Duration = Duration::from_secs(5);
-const BUSY: Duration = Duration::from_millis(300);
-const IDLE: Duration = Duration::from_secs(2);
+/// Least time between two rounds of talk.
+const PAUSE: Duration = Duration::from_millis(100);
+/// After a talk that failed, or a watch that ended at once.
+const AGAIN: Duration = Duration::from_millis(300);
+/// A watch may be dead without a sign: so often the Node is read all the same.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// The kubelet's certificate rotates: a client is not kept for longer than this.
 const CLIENT_LIFE: Duration = Duration::from_secs(600);
 
@@ -26,55 +38,194 @@ pub fn guard_annotation() -> String {
 
 /// Talks for ever. An API that is not there is the ordinary case here, not an error.
 pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(), String>) {
-    let guard = GuardReport {
+    let mut health = Health::new(options);
+    let mut guard = GuardReport {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         build: options.build.clone(),
         process: std::process::id(),
         steering_refused: trial.as_ref().err().cloned(),
+        troubles: Vec::new(),
     };
     let mut client: Option<(Api<Node>, Instant)> = None;
-    let mut last_error = String::new();
+    let mut looked = None;
+    let longest = LOOK_AGAIN.min(soak::interval(options.last_known_good_after));
+    let mut said = String::new();
+    let mut complain = |error: Option<&str>| {
+        let error = error.unwrap_or_default();
+        if error != said && !error.is_empty() {
+            say(&format!("no talk with the API: {error}"));
+        }
+        error.clone_into(&mut said);
+    };
     loop {
-        let settled = match talk(options, exchange, &guard, &mut client).await {
-            Ok(settled) => {
-                last_error.clear();
-                settled
+        let troubles = health.troubles();
+        if troubles != guard.troubles {
+            say(&format!(
+                "guard: {}",
+                if troubles.is_empty() {
+                    "all is well again".to_owned()
+                } else {
+                    troubles.join("; ")
+                }
+            ));
+            guard.troubles = troubles;
+        }
+        match talk(options, exchange, &guard, &mut client).await {
+            Ok(talked) => {
+                // what cannot be looked at or told now, can be in the next round
+                let also = beside(options, exchange, &talked, &mut looked).await;
+                complain(also.err().as_deref());
+                tokio::select! {
+                    () = exchange.reported() => {}
+                    () = changed(&talked.nodes, &options.node_name, &talked.version) => {}
+                    () = tokio::time::sleep(longest) => {}
+                }
+                tokio::time::sleep(PAUSE).await;
             }
             Err(error) => {
                 client = None;
-                if error != last_error {
-                    say(&format!("no talk with the API: {error}"));
-                    last_error = error;
-                }
-                false
+                complain(Some(&error));
+                tokio::time::sleep(AGAIN).await;
             }
-        };
-        tokio::time::sleep(if settled { IDLE } else { BUSY }).await;
+        }
     }
 }
 
+/// What one round came to.
+struct Talked {
+    nodes: Api<Node>,
+    /// The version of the Node that was read or written last.
+    version: String,
+    /// Who the Node is.
+    node: ObjectReference,
+}
+
+/// One round: reads what is wanted, reports where something has changed.
 async fn talk(
     options: &GuardOptions,
     exchange: &Exchange,
     guard: &GuardReport,
     client: &mut Option<(Api<Node>, Instant)>,
-) -> Result<bool, String> {
-    if client.as_ref().is_none_or(|(_, made)| made.elapsed() > CLIENT_LIFE) {
-        *client = Some((connect(&options.kubeconfig).await?, Instant::now()));
-    }
-    let Some((nodes, _)) = client else { return Ok(false) };
-    let node = within(nodes.get_metadata(&options.node_name)).await?;
-    let annotations = node.metadata.annotations.unwrap_or_default();
-    let (desired, unknown) = desired(&annotations);
-    exchange.desire(desired);
-    let (reports, settled) = exchange.reports();
-    let changes = changes(&annotations, &reports, &unknown, guard);
+) -> Result<Talked, String> {
+    let nodes = match client {
+        Some((nodes, made)) if made.elapsed() <= CLIENT_LIFE => nodes.clone(),
+        _ => {
+            let nodes = connect(&options.kubeconfig).await?;
+            *client = Some((nodes.clone(), Instant::now()));
+            nodes
+        }
+    };
+    let mut node = within(nodes.get_metadata(&options.node_name)).await?;
+    let annotations = node.metadata.annotations.take().unwrap_or_default();
+    let (wanted, unknown) = desired(&annotations);
+    exchange.desire(wanted);
+    let changes = changes(&annotations, &exchange.reports(), &unknown, guard);
     if !changes.is_empty() {
         let patch = Patch::Merge(json!({ "metadata": { "annotations": changes } }));
-        within(nodes.patch_metadata(&options.node_name, &PatchParams::default(), &patch)).await?;
-        return Ok(false);
+        node = within(nodes.patch_metadata(&options.node_name, &PatchParams::default(), &patch)).await?;
+        exchange.desire(desired(&node.metadata.annotations.unwrap_or_default()).0);
     }
-    Ok(settled)
+    let reference = ObjectReference {
+        kind: Some("Node".to_owned()),
+        name: Some(options.node_name.clone()),
+        uid: node.metadata.uid,
+        ..ObjectReference::default()
+    };
+    Ok(Talked {
+        nodes,
+        version: node.metadata.resource_version.unwrap_or_default(),
+        node: reference,
+    })
+}
+
+/// Waits until the Node is no longer at that version, or the API does not tell any more.
+async fn changed(nodes: &Api<Node>, name: &str, version: &str) {
+    let parameters = WatchParams::default()
+        .fields(&format!("metadata.name={name}"))
+        .disable_bookmarks();
+    let rang = async {
+        let events = within(nodes.watch_metadata(&parameters, version)).await.ok()?;
+        let first = pin!(events).next().await?.ok()?;
+        (!matches!(first, WatchEvent::Error(_))).then_some(())
+    };
+    if rang.await.is_none() {
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// What is read and told besides: the DaemonSets' Pods now and then, and Events.
+async fn beside(
+    options: &GuardOptions,
+    exchange: &Exchange,
+    talked: &Talked,
+    looked: &mut Option<Instant>,
+) -> Result<(), String> {
+    let client = talked.nodes.clone().into_client();
+    let interval = soak::interval(options.last_known_good_after);
+    if looked.is_none_or(|last| last.elapsed() >= interval) {
+        let at = Instant::now();
+        let pods = own_pods(&client, &options.node_name).await?;
+        *looked = Some(at);
+        exchange.show(Pods {
+            at,
+            pods: Arc::new(pods),
+        });
+    }
+    while let Some(notice) = exchange.notice() {
+        let events: Api<Event> = Api::namespaced(client.clone(), EVENT_NAMESPACE);
+        let event = event(&notice, &talked.node, &options.node_name);
+        if let Err(error) = within(events.create(&PostParams::default(), &event)).await {
+            exchange.unsent(notice);
+            return Err(format!("an Event cannot be written: {error}"));
+        }
+    }
+    Ok(())
+}
+
+/// Events about a Node, which has no namespace, lie here, as the kubelet's do.
+const EVENT_NAMESPACE: &str = "default";
+
+/// The DaemonSets' Pods of this node: the kubelet may list the Pods that are bound to its Node, and no others. As they are,
+/// with fields that are newer than this program.
+async fn own_pods(client: &Client, node: &str) -> Result<Vec<Value>, String> {
+    let names: Vec<String> = Component::ALL
+        .iter()
+        .map(|component| component.daemon_set_name())
+        .collect();
+    let parameters = ListParams::default()
+        .fields(&format!("spec.nodeName={node}"))
+        .labels(&format!("{SELECTOR_LABEL} in ({})", names.join(",")));
+    let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &ApiResource::erase::<Pod>(&()));
+    let list = within(pods.list(&parameters)).await?;
+    Ok(list
+        .items
+        .iter()
+        .filter_map(|pod| serde_json::to_value(pod).ok())
+        .collect())
+}
+
+fn event(notice: &Notice, node: &ObjectReference, host: &str) -> Event {
+    let now = Time(jiff::Timestamp::now());
+    Event {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{GUARD}-")),
+            namespace: Some(EVENT_NAMESPACE.to_owned()),
+            ..ObjectMeta::default()
+        },
+        involved_object: node.clone(),
+        type_: Some(notice.kind.to_owned()),
+        reason: Some(notice.reason.to_owned()),
+        // no longer than the API takes
+        message: Some(notice.message.chars().take(1000).collect()),
+        source: Some(EventSource {
+            component: Some(GUARD.to_owned()),
+            host: Some(host.to_owned()),
+        }),
+        first_timestamp: Some(now.clone()),
+        last_timestamp: Some(now),
+        count: Some(1),
+        ..Event::default()
+    }
 }
 
 async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
@@ -173,6 +324,7 @@ mod tests {
             build: "b".into(),
             process: 7,
             steering_refused: None,
+            troubles: Vec::new(),
         };
         let first = changes(&BTreeMap::new(), &BTreeMap::new(), &BTreeMap::new(), &guard);
         assert_eq!(first.len(), 1);

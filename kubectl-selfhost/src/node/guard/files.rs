@@ -4,10 +4,11 @@ use crate::node::state::Original;
 use shared::atomic_file::{self, Facts, Owner};
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-pub use shared::atomic_file::Attributes;
+pub use shared::atomic_file::{Attributes, remove_left_overs};
 
 /// How a file is to lie there for it to be as the original was.
 #[must_use]
@@ -41,11 +42,15 @@ pub fn remove(path: &Path) -> io::Result<()> {
     atomic_file::remove(path).map_err(|error| named(path, "cannot be removed", &error))
 }
 
-/// Makes a directory, with its parents, and sets its permission bits.
+/// Makes a directory, with its parents, and sets its permission bits. One that is there with these bits is left alone: it may
+/// lie on a file system that cannot be written.
 ///
 /// # Errors
 /// Names the path.
 pub fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
+    if fs::metadata(path).is_ok_and(|found| found.is_dir() && found.mode() & 0o7777 == mode) {
+        return Ok(());
+    }
     fs::create_dir_all(path)
         .and_then(|()| set_mode(path, mode))
         .map_err(|error| named(path, "cannot be made", &error))

@@ -32,6 +32,10 @@ pub struct Observed {
     pub manifest: Manifest,
     /// Whether our fallback lies in the manifest directory.
     pub fallback: bool,
+    /// For how long it has been there.
+    pub fallback_for: Duration,
+    /// Whether there is another one than the one that was put in: of the last template that ran well, or of the original.
+    pub other_fallback: bool,
     /// What waiting Pods are told.
     pub verdict: Verdict,
     /// Whether a Pod of the DaemonSet waits in its init container.
@@ -44,6 +48,10 @@ pub struct Observed {
     pub self_hosted_processes: usize,
     /// Whether a process of the DaemonSet's Pods still listens: one that drains does not.
     pub self_hosted_listens: bool,
+    /// Whether a process listens on the port that is none of the component's: one that a wrong template has put in its place.
+    pub strangers: bool,
+    /// With such a one: whether the fallback's process has answered healthy itself just now, as the newest on the port.
+    pub fallback_proven: bool,
     /// Whether the process that serves shares its port.
     pub shared: bool,
     /// How the port is steered, as far as the guard knows.
@@ -92,6 +100,8 @@ pub enum Action {
     NoteHandedOver,
     /// Put the fallback in.
     PutFallback,
+    /// Put the other fallback in the place of the one that does not come up.
+    PutOtherFallback,
     /// Take the fallback out.
     RemoveFallback,
     /// Put the original in, as it was.
@@ -128,20 +138,34 @@ pub const SETTLE: Duration = Duration::from_secs(2);
 pub const HANDOVER_DEADLINE: Duration = Duration::from_secs(120);
 /// The same in gap mode, where nothing serves meanwhile.
 pub const GAP_DEADLINE: Duration = Duration::from_secs(45);
+/// How long a fallback has to listen before the other one is tried. An apiserver that waits for etcd takes its time; and should
+/// neither come up, they take turns.
+pub const FALLBACK_DEADLINE: Duration = Duration::from_secs(180);
 /// How long a static Pod has to show a process before its manifest is put in again.
 pub const PUT_AGAIN: Duration = Duration::from_secs(20);
 
 /// What serves, from processes and files alone.
 #[must_use]
 pub fn state(o: &Observed) -> State {
-    match (
+    let by_processes = process_state(
         o.static_processes > 0,
         o.self_hosted_processes > 0,
         o.fallback_processes > 0,
-    ) {
+    );
+    match by_processes {
+        // a manifest is there of which a process may come any moment
+        State::SelfHosted if o.manifest != Manifest::Absent || o.fallback => State::Both,
+        state => state,
+    }
+}
+
+/// What serves, from which kinds of processes there are.
+#[must_use]
+pub fn process_state(of_static: bool, of_self_hosted: bool, of_fallback: bool) -> State {
+    match (of_static, of_self_hosted, of_fallback) {
         (false, false, false) => State::None,
         (true, false, false) => State::Static,
-        (false, true, false) if o.manifest == Manifest::Absent && !o.fallback => State::SelfHosted,
+        (false, true, false) => State::SelfHosted,
         (false, false, true) => State::Fallback,
         _ => State::Both,
     }
@@ -278,6 +302,13 @@ fn handed_over(o: &Observed) -> Decision {
         }
         return act(Action::PutFallback, "nothing serves: putting the fallback in");
     }
+    let late = o.silent_for >= FALLBACK_DEADLINE && o.fallback_for >= FALLBACK_DEADLINE;
+    if o.fallback && o.other_fallback && late {
+        return act(
+            Action::PutOtherFallback,
+            "the fallback does not come up: putting the other one in",
+        );
+    }
     if o.fallback && o.desired == Desired::SelfHostedGap {
         // two cannot listen at once: the fallback leaves as soon as a Pod waits for its port
         return if o.waiting && o.fallback_processes > 0 {
@@ -293,8 +324,20 @@ fn handed_over(o: &Observed) -> Decision {
         return take_over(o, Action::RemoveFallback);
     }
     if o.fallback {
-        if o.fallback_processes > 0 && o.shared && o.steered != Steered::Hold {
-            return act(Action::Hold, "steering new connections to the process that serves");
+        if o.fallback_processes > 0 && o.shared {
+            // our probes meet the newest: what answers them is the newest itself
+            let is_newest = o.strangers && o.fallback_proven;
+            match o.steered {
+                Steered::Switch(_) if is_newest => {}
+                Steered::Hold if !is_newest => {}
+                _ if is_newest => {
+                    return act(
+                        Action::Switch,
+                        "steering new connections to the fallback, past a process that is not the component",
+                    );
+                }
+                _ => return act(Action::Hold, "steering new connections to the process that serves"),
+            }
         }
         return Decision {
             settled: o.fallback_processes > 0,

@@ -9,12 +9,16 @@ fn at_rest() -> Observed {
         saved: false,
         manifest: Manifest::Original,
         fallback: false,
+        fallback_for: Duration::ZERO,
+        other_fallback: false,
         verdict: Verdict::Wait,
         waiting: false,
         static_processes: 1,
         fallback_processes: 0,
         self_hosted_processes: 0,
         self_hosted_listens: false,
+        strangers: false,
+        fallback_proven: false,
         shared: false,
         steered: Steered::No,
         proven: false,
@@ -253,6 +257,50 @@ fn the_fallback_comes_when_nothing_serves_and_leaves_when_the_pod_has_proved_its
 }
 
 #[test]
+fn a_fallback_that_does_not_come_up_gives_way_to_the_other_one() {
+    let o = Observed {
+        fallback: true,
+        other_fallback: true,
+        fallback_for: FALLBACK_DEADLINE,
+        silent_for: FALLBACK_DEADLINE,
+        self_hosted_processes: 0,
+        self_hosted_listens: false,
+        ..converted()
+    };
+    expect("it had its time", &o, PutOtherFallback);
+    for (about, o) in [
+        (
+            "it was just put in",
+            Observed {
+                fallback_for: SETTLE,
+                ..o.clone()
+            },
+        ),
+        (
+            "something listens",
+            Observed {
+                silent_for: Duration::ZERO,
+                ..o.clone()
+            },
+        ),
+        (
+            "there is no other one",
+            Observed {
+                other_fallback: false,
+                ..o.clone()
+            },
+        ),
+    ] {
+        expect(about, &o, Nothing);
+    }
+    let gap = Observed {
+        desired: SelfHostedGap,
+        ..o
+    };
+    expect("also where ports cannot be shared", &gap, PutOtherFallback);
+}
+
+#[test]
 fn a_manifest_that_somebody_writes_is_not_fought() {
     for manifest in [Manifest::Original, Manifest::Foreign] {
         let o = Observed {
@@ -318,6 +366,45 @@ fn the_way_back_puts_the_original_in_when_the_port_is_free() {
     };
     assert!(next_action(&o).settled);
     assert_eq!(next_action(&o).state, State::Static);
+}
+
+/// A wrong template has put something on the port that is not the component, and never answers.
+#[test]
+fn the_fallback_serves_past_a_stranger_on_its_port() {
+    let o = Observed {
+        self_hosted_processes: 0,
+        self_hosted_listens: false,
+        fallback: true,
+        fallback_processes: 1,
+        shared: true,
+        strangers: true,
+        ..converted()
+    };
+    expect("it is to be the oldest that serves", &o, Hold);
+    let o = Observed { steered: HOLD, ..o };
+    expect("the stranger came later", &o, Nothing);
+    let o = Observed {
+        fallback_proven: true,
+        ..o
+    };
+    expect("the stranger came first", &o, Switch);
+    let o = Observed {
+        steered: JUST_SWITCHED,
+        ..o
+    };
+    expect("it serves", &o, Nothing);
+    assert!(next_action(&o).settled);
+    let o = Observed {
+        fallback_proven: false,
+        ..o
+    };
+    expect("the stranger started again, and is the newest now", &o, Hold);
+    let o = Observed {
+        strangers: false,
+        steered: SWITCHED,
+        ..o
+    };
+    expect("the stranger is gone", &o, Hold);
 }
 
 #[test]
@@ -488,7 +575,7 @@ fn invariants_hold_over_all_combinations() {
             Manifest::Foreign,
         ] {
             for steered in [Steered::No, HOLD, JUST_SWITCHED, SWITCHED] {
-                for bits in 0..4096_u32 {
+                for bits in 0..32_768_u32 {
                     let bit = |n: u32| bits >> n & 1 == 1;
                     let o = Observed {
                         desired,
@@ -505,11 +592,15 @@ fn invariants_hold_over_all_combinations() {
                         self_hosted_listens: bit(7) && bit(8),
                         shared: bit(9),
                         proven: bit(10),
+                        strangers: bit(12),
+                        fallback_proven: bit(12) && bit(13),
                         silent_for: if bit(11) {
-                            Duration::from_secs(60)
+                            FALLBACK_DEADLINE.max(Duration::from_secs(60))
                         } else {
                             Duration::ZERO
                         },
+                        fallback_for: FALLBACK_DEADLINE,
+                        other_fallback: bit(14),
                         ..at_rest()
                     };
                     let decision = next_action(&o);
@@ -534,6 +625,12 @@ fn invariants_hold_over_all_combinations() {
                             );
                         }
                         PutFallback => assert!(o.handed_over && !o.fallback, "{o:?}"),
+                        PutOtherFallback => {
+                            assert!(
+                                o.handed_over && o.fallback && o.other_fallback && !o.silent_for.is_zero(),
+                                "{o:?}"
+                            );
+                        }
                         Go => assert!(desired.is_self_hosted(), "{o:?}"),
                         SaveOriginal => assert!(!o.handed_over && o.verdict == Verdict::Wait || !o.saved, "{o:?}"),
                         _ => {}
@@ -563,6 +660,7 @@ fn invariants_hold_over_all_combinations() {
         RemoveManifest,
         NoteHandedOver,
         PutFallback,
+        PutOtherFallback,
         RemoveFallback,
         PutOriginal,
         PutSharing,

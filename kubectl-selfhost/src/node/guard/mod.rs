@@ -4,20 +4,29 @@
 //! whenever there is an API. Neither waits for the other.
 
 pub mod api;
+pub mod events;
 pub mod files;
+pub mod health;
+pub mod keep;
+pub mod last_good;
 pub mod machine;
 pub mod scan;
+pub mod soak;
+pub mod turns;
+pub mod volume_files;
 pub mod world;
 
 use crate::names::Component;
-use crate::node::state::{Desired, Report};
+use crate::node::state::{Desired, Report, State};
+use events::{Notice, Queue};
+use last_good::Pods;
 use machine::{Action, next_action};
 use scan::Scanner;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use world::{ComponentWorld, Look};
 
 /// What the guard is told by its manifest.
@@ -33,6 +42,8 @@ pub struct GuardOptions {
     pub state_directory: PathBuf,
     /// The build of this executable, which the CLI looks for in the report.
     pub build: String,
+    /// How long a template runs well before it becomes the fallback.
+    pub last_known_good_after: Duration,
 }
 
 /// What both threads share.
@@ -40,6 +51,7 @@ pub struct GuardOptions {
 pub struct Exchange {
     inner: Mutex<Inner>,
     changed: Condvar,
+    reported: tokio::sync::Notify,
 }
 
 #[derive(Debug, Default)]
@@ -47,7 +59,9 @@ struct Inner {
     /// Absent until the API has answered once.
     desired: Option<BTreeMap<Component, Desired>>,
     reports: BTreeMap<Component, Report>,
-    settled: bool,
+    /// Absent until the API has shown them once.
+    pods: Option<Pods>,
+    notices: Queue,
 }
 
 impl Exchange {
@@ -65,11 +79,48 @@ impl Exchange {
         }
     }
 
-    /// What the node side last reported, and whether all of it is settled.
+    /// The API side shows the DaemonSets' Pods of this node.
+    pub fn show(&self, pods: Pods) {
+        self.lock().pods = Some(pods);
+    }
+
+    /// The next notice for the API, if one may be sent now.
     #[must_use]
-    pub fn reports(&self) -> (BTreeMap<Component, Report>, bool) {
-        let inner = self.lock();
-        (inner.reports.clone(), inner.settled)
+    pub fn notice(&self) -> Option<Notice> {
+        self.lock().notices.pop(Instant::now())
+    }
+
+    /// A notice that could not be sent: it is the next one again.
+    pub fn unsent(&self, notice: Notice) {
+        self.lock().notices.again(notice);
+    }
+
+    /// What the node side last reported.
+    #[must_use]
+    pub fn reports(&self) -> BTreeMap<Component, Report> {
+        self.lock().reports.clone()
+    }
+
+    /// Waits until the node side has reported something new.
+    pub async fn reported(&self) {
+        self.reported.notified().await;
+    }
+
+    /// The node side reports: what differs is told, and what is worth an Event.
+    fn report(&self, reports: BTreeMap<Component, Report>) {
+        let mut inner = self.lock();
+        let mut new = false;
+        for (component, report) in reports {
+            let before = inner.reports.get(&component);
+            new |= before != Some(&report);
+            for notice in events::between(component, before, &report) {
+                inner.notices.push(notice);
+            }
+            inner.reports.insert(component, report);
+        }
+        if new {
+            self.reported.notify_one();
+        }
     }
 }
 
@@ -90,7 +141,7 @@ pub fn grace(component: Component) -> Duration {
 pub async fn run(options: GuardOptions, stop: impl Future<Output = ()>) -> io::Result<()> {
     let trial = crate::node::trial::run();
     let exchange = Arc::new(Exchange::default());
-    let mut node = NodeSide::open(&options, exchange.clone())?;
+    let mut node = NodeSide::new(&options, exchange.clone());
     std::thread::Builder::new().name("node".into()).spawn(move || {
         loop {
             let pause = node.step();
@@ -104,6 +155,7 @@ pub async fn run(options: GuardOptions, stop: impl Future<Output = ()>) -> io::R
 }
 
 struct NodeSide {
+    options: GuardOptions,
     exchange: Arc<Exchange>,
     scanner: Scanner,
     worlds: BTreeMap<Component, ComponentWorld>,
@@ -117,33 +169,57 @@ const WAITING: Duration = Duration::from_millis(200);
 const IDLE: Duration = Duration::from_secs(2);
 
 impl NodeSide {
-    fn open(options: &GuardOptions, exchange: Arc<Exchange>) -> io::Result<Self> {
-        let mut worlds = BTreeMap::new();
-        for component in Component::ALL {
-            let (state, manifests) = (&options.state_directory, &options.manifest_directory);
-            worlds.insert(
-                component,
-                ComponentWorld::open(component, state, manifests, grace(component))?,
-            );
-        }
-        let scanner = Scanner::new(&options.manifest_directory);
-        Ok(Self {
+    fn new(options: &GuardOptions, exchange: Arc<Exchange>) -> Self {
+        Self {
+            options: options.clone(),
             exchange,
-            scanner,
-            worlds,
+            scanner: Scanner::new(&options.manifest_directory),
+            worlds: BTreeMap::new(),
             looked: false,
             failed: BTreeMap::new(),
             said: BTreeMap::new(),
-        })
+        }
+    }
+
+    /// Opens what is not open yet. A state directory that cannot be read or written may be so again: it is tried each time.
+    fn open(&mut self) -> BTreeMap<Component, String> {
+        let mut failed = BTreeMap::new();
+        for component in Component::ALL {
+            if self.worlds.contains_key(&component) {
+                continue;
+            }
+            let (state, manifests) = (&self.options.state_directory, &self.options.manifest_directory);
+            let needed = self.options.last_known_good_after;
+            match ComponentWorld::open(component, state, manifests, grace(component), needed) {
+                Ok(world) => {
+                    self.worlds.insert(component, world);
+                }
+                Err(error) => {
+                    failed.insert(component, error.to_string());
+                }
+            }
+        }
+        failed
     }
 
     /// One look and at most one action a component. Returns how long to pause.
     fn step(&mut self) -> Duration {
-        let looked = Look::now().and_then(|look| Ok((look, self.scanner.scan()?)));
-        let (look, manifests) = match looked {
-            Ok(looked) => looked,
+        let mut broken = self.open();
+        let look = match Look::now() {
+            Ok(look) => look,
             Err(error) => {
                 say(&format!("cannot look at the node: {error}"));
+                return IDLE;
+            }
+        };
+        let manifests = match self.scanner.scan() {
+            Ok(manifests) => manifests,
+            Err(error) => {
+                let error = format!("{} cannot be read: {error}", self.options.manifest_directory.display());
+                for component in Component::ALL {
+                    broken.insert(component, error.clone());
+                }
+                self.tell_broken(&look, &broken);
                 return IDLE;
             }
         };
@@ -156,7 +232,10 @@ impl NodeSide {
                 }
             }
         }
-        let desired = self.exchange.lock().desired.clone();
+        let (desired, pods) = {
+            let inner = self.exchange.lock();
+            (inner.desired.clone(), inner.pods.clone())
+        };
         let mut pause = IDLE;
         let mut reports = BTreeMap::new();
         for (component, world) in &mut self.worlds {
@@ -179,11 +258,25 @@ impl NodeSide {
                         )))?;
                     }
                 }
-                Ok::<_, io::Error>(decision)
+                let considered = if decision.settled && decision.state == State::SelfHosted {
+                    world.consider(&look, pods.as_ref())
+                } else {
+                    Ok(None)
+                };
+                Ok::<_, io::Error>((decision, observed.fallback, considered))
             })();
             let previous = self.failed.remove(component);
             match outcome {
-                Ok(decision) => {
+                Ok((decision, fallback_in, considered)) => {
+                    let considered = match considered {
+                        Ok(Some(text)) => {
+                            say(&format!("{component}: {text}"));
+                            None
+                        }
+                        Ok(None) => None,
+                        // what serves is as it should be, and the earlier fallback is there
+                        Err(error) => Some(format!("the last template that ran well cannot be kept: {error}")),
+                    };
                     let busy = decision.action != Action::Nothing;
                     pause = pause.min(if busy {
                         BUSY
@@ -192,7 +285,11 @@ impl NodeSide {
                     } else {
                         WAITING
                     });
-                    let error = decision.error.map(str::to_owned).or_else(|| world.memory.error.clone());
+                    let error = decision
+                        .error
+                        .map(str::to_owned)
+                        .or(considered)
+                        .or_else(|| world.error());
                     if self.said.get(component).is_none_or(|said| said != decision.step) && !busy {
                         let text = if decision.step.is_empty() {
                             "settled"
@@ -214,31 +311,60 @@ impl NodeSide {
                             error,
                             foreign_manifest: world.foreign().cloned(),
                             original: world.original_sha256(),
+                            fallback: world.fallback(),
+                            fallback_in,
                             guard: env!("CARGO_PKG_VERSION").to_owned(),
                         },
                     );
                 }
                 Err(error) => {
-                    let error = error.to_string();
-                    if previous.as_deref() != Some(&error) {
-                        say(&format!("{component}: {error}"));
-                    }
-                    if let Some(report) = self.exchange.lock().reports.get(component) {
-                        let report = Report {
-                            settled: false,
-                            error: Some(error.clone()),
-                            ..report.clone()
-                        };
-                        reports.insert(*component, report);
-                    }
-                    self.failed.insert(*component, error);
+                    self.failed.extend(previous.map(|previous| (*component, previous)));
+                    broken.insert(*component, error.to_string());
                 }
             }
         }
-        let mut inner = self.exchange.lock();
-        inner.settled = reports.values().all(|report| report.settled);
-        inner.reports.extend(reports);
+        self.tell(reports);
+        self.tell_broken(&look, &broken);
         pause
+    }
+
+    fn tell(&self, reports: BTreeMap<Component, Report>) {
+        self.exchange.report(reports);
+    }
+
+    /// Reports what could not be looked at or done: what else was reported stays, with what serves now.
+    fn tell_broken(&mut self, look: &Look, broken: &BTreeMap<Component, String>) {
+        let mut reports = BTreeMap::new();
+        for (component, error) in broken {
+            if self.failed.get(component) != Some(error) {
+                say(&format!("{component}: {error}"));
+                self.failed.insert(*component, error.clone());
+            }
+            let known = self.exchange.lock().reports.get(component).cloned();
+            let known = known.unwrap_or_else(|| Report {
+                state: look.state(*component),
+                desired: Desired::Static,
+                settled: false,
+                given_up: None,
+                releasable: false,
+                step: String::new(),
+                error: None,
+                foreign_manifest: None,
+                original: None,
+                fallback: None,
+                fallback_in: false,
+                guard: env!("CARGO_PKG_VERSION").to_owned(),
+            });
+            let report = Report {
+                settled: false,
+                error: Some(error.clone()),
+                ..known
+            };
+            reports.insert(*component, report);
+        }
+        if !reports.is_empty() {
+            self.tell(reports);
+        }
     }
 
     /// Sleeps, or wakes up early when the API side states something new.

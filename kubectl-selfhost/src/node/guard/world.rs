@@ -1,7 +1,9 @@
 //! The guard's hands and eyes: looks at one component of the node, and carries one action out.
 
 use super::files::{self, Attributes};
-use super::machine::{Action, Manifest, Observed, Steered};
+use super::last_good::{LastGood, Measure, Pods};
+use super::machine::{Action, Manifest, Observed, Steered, process_state};
+use super::turns::{MOST, Moment, WINDOW};
 use crate::fallback::fallback_file_name;
 use crate::manifest::sha256_hex;
 use crate::names::{Component, Role};
@@ -10,9 +12,12 @@ use crate::node::net_table::NetTable;
 use crate::node::ports;
 use crate::node::probe::{self, Probe};
 use crate::node::process::{ComponentProcess, Found, Processes};
-use crate::node::state::{ComponentFiles, Desired, ForeignManifest, Memory, NOTES_MODE, Original, Verdict};
+use crate::node::state::{
+    ComponentFiles, Desired, FallbackReport, ForeignManifest, Memory, NOTES_MODE, Original, State, Verdict,
+};
 use crate::node::steering::Steering;
 use crate::node::variants::{self, Endpoint};
+use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
@@ -45,6 +50,18 @@ impl Look {
     }
 }
 
+impl Look {
+    /// What serves a component, by its processes alone.
+    #[must_use]
+    pub fn state(&self, component: Component) -> State {
+        let has = |role| {
+            let mut all = self.found.components.iter();
+            all.any(|process| process.component == component && process.role == role)
+        };
+        process_state(has(Role::Static), has(Role::SelfHosted), has(Role::Fallback))
+    }
+}
+
 /// One component of this node.
 #[derive(Debug)]
 pub struct ComponentWorld {
@@ -56,22 +73,37 @@ pub struct ComponentWorld {
     original: Option<Original>,
     endpoint: Option<Endpoint>,
     sharing: Option<String>,
+    /// The original's Pod.
+    original_pod: Option<Value>,
+    good: LastGood,
+    /// The DaemonSet's process, where it serves alone.
+    alone: Option<ComponentProcess>,
+    /// How long the next change of mind has to wait.
+    too_often: Option<Duration>,
     steered: Option<(Steering, HashSet<u64>, Instant)>,
     heard: Option<Instant>,
     /// The listening socket of each process (id and start) that was seen to have one.
     sockets: HashMap<(u32, u64), u64>,
     handing_since: Option<Instant>,
+    fallback_since: Option<Instant>,
     grace: Duration,
     foreign: Option<ForeignManifest>,
     last_manifest: Option<(PathBuf, Manifest)>,
 }
 
 impl ComponentWorld {
-    /// Reads what the disk remembers. `grace` is how long silence lasts before the fallback goes in.
+    /// Reads what the disk remembers. `grace` is how long silence lasts before the fallback goes in, `needed` how long a
+    /// template runs well before it becomes the fallback.
     ///
     /// # Errors
     /// When a file of ours is there and cannot be read: it is never taken for absent.
-    pub fn open(component: Component, state: &Path, manifests: &Path, grace: Duration) -> io::Result<Self> {
+    pub fn open(
+        component: Component,
+        state: &Path,
+        manifests: &Path,
+        grace: Duration,
+        needed: Duration,
+    ) -> io::Result<Self> {
         let files = ComponentFiles::below(state, component);
         files::make_directory(files.directory(), 0o700)?;
         files::make_directory(&files.run(), 0o755)?;
@@ -81,23 +113,46 @@ impl ComponentWorld {
             component,
             manifests: manifests.to_owned(),
             original: read_json(&files.original_metadata())?,
+            good: LastGood::open(component, &files, needed),
             files,
             memory,
             endpoint: None,
             sharing: None,
+            original_pod: None,
+            alone: None,
+            too_often: None,
             steered: None,
             heard: None,
             sockets: HashMap::new(),
             handing_since: None,
+            fallback_since: None,
             grace,
             foreign: None,
             last_manifest: None,
         };
         world.load_variants()?;
+        world.remove_left_overs();
         if !world.files.verdict().exists() {
             world.give_verdict(Verdict::Wait)?;
         }
         Ok(world)
+    }
+
+    /// What a guard that was killed in the middle of a write has left. Nobody else writes these files.
+    fn remove_left_overs(&self) {
+        let files = &self.files;
+        let in_state = [
+            files.original(),
+            files.original_metadata(),
+            files.fallback(),
+            files.memory(),
+            files.verdict(),
+        ];
+        let in_manifests = self.original_path().ok().into_iter().chain([self.fallback_path()]);
+        in_state
+            .into_iter()
+            .chain(in_manifests)
+            .for_each(|path| files::remove_left_overs(&path));
     }
 
     /// SHA-256 of the saved original.
@@ -117,11 +172,63 @@ impl ComponentWorld {
     /// # Errors
     /// When it cannot be noted on disk; then nothing changes.
     pub fn desire(&mut self, stated: Option<Desired>) -> io::Result<()> {
-        let Some(memory) = wish(&self.memory, stated) else {
-            return Ok(());
+        self.too_often = None;
+        match wish(&self.memory, stated, &Moment::now()) {
+            Wish::Same => Ok(()),
+            Wish::TooOften(wait) => {
+                self.too_often = Some(wait);
+                Ok(())
+            }
+            Wish::New(memory) => {
+                self.handing_since = None;
+                self.remember(memory)
+            }
+        }
+    }
+
+    /// What `status` is to say is wrong, besides what has just been decided.
+    #[must_use]
+    pub fn error(&self) -> Option<String> {
+        let too_often = self.too_often.map(|wait| {
+            format!(
+                "the Node's annotation {} has changed {MOST} times within {} minutes: the next change is made in {} minutes",
+                self.component.desired_annotation(),
+                WINDOW.as_secs() / 60,
+                wait.as_secs().div_ceil(60)
+            )
+        });
+        too_often.or_else(|| self.memory.error.clone())
+    }
+
+    /// What the fallback is made of.
+    #[must_use]
+    pub fn fallback(&self) -> Option<FallbackReport> {
+        self.original
+            .as_ref()
+            .map(|original| self.good.report(&original.sha256))
+    }
+
+    /// Looks, where the DaemonSet's process serves alone, whether its template is to be the fallback. Returns a line for the log
+    /// when it is one now.
+    ///
+    /// # Errors
+    /// What cannot be read or written; it is tried again.
+    pub fn consider(&mut self, look: &Look, pods: Option<&Pods>) -> io::Result<Option<String>> {
+        let (Some(process), Some(original), Some(pod)) = (&self.alone, &self.original, &self.original_pod) else {
+            return Ok(None);
         };
-        self.handing_since = None;
-        self.remember(memory)
+        let measure = Measure {
+            pod,
+            sha256: &original.sha256,
+        };
+        let (pid, port) = (process.pid, self.port());
+        let endpoint = self.endpoint;
+        let prove = || prove(endpoint, pid, port);
+        let changed = self.good.consider(look.at, measure, process, pods, prove)?;
+        Ok(changed.then(|| {
+            let report = self.good.report(&original.sha256);
+            format!("the fallback is made of {} now", report.name())
+        }))
     }
 
     /// Notes an error for `status`.
@@ -153,6 +260,8 @@ impl ComponentWorld {
         let count = |role| mine.iter().filter(|process| process.role == role).count();
         let manifest = self.classify(manifests);
         let fallback = manifests.ours.contains(&self.component);
+        let fallback_since = fallback.then(|| self.fallback_since.unwrap_or(look.at));
+        self.fallback_since = fallback_since;
         if self.endpoint.is_none() {
             self.endpoint = manifests.find(self.component).and_then(|found| found.endpoint);
         }
@@ -169,6 +278,11 @@ impl ComponentWorld {
         let silent_since = *self.heard.get_or_insert(look.at);
         let steered = self.steered(&listening, look.at);
         let desired = self.memory.desired;
+        let known: HashSet<u64> = self.sockets.values().copied().collect();
+        let strangers = listening.iter().any(|inode| !known.contains(inode));
+        let fallback_process = mine.iter().find(|process| process.role == Role::Fallback);
+        let fallback_proven =
+            strangers && fallback_process.is_some_and(|process| prove(self.endpoint, process.pid, port));
         let candidate = mine
             .iter()
             .filter(|process| {
@@ -182,9 +296,17 @@ impl ComponentWorld {
             .max_by_key(|process| process.started);
         // proving costs a TLS handshake, so only where something may have to hand over
         let in_transition = fallback
-            || (desired.is_self_hosted() && manifest != Manifest::Absent && !self.memory.handed_over)
+            || (desired.is_self_hosted() && !self.memory.handed_over)
             || (desired == Desired::StaticSharing && manifest != Manifest::Absent && count(Role::SelfHosted) > 0);
-        let proven = in_transition && candidate.is_some_and(|process| self.prove(process.pid, port));
+        let proven = in_transition && candidate.is_some_and(|process| prove(self.endpoint, process.pid, port));
+        self.alone = match mine.as_slice() {
+            [process]
+                if process.role == Role::SelfHosted && listens(process) && !fallback && self.memory.handed_over =>
+            {
+                Some((*process).clone())
+            }
+            _ => None,
+        };
         let serving = mine
             .iter()
             .filter(|process| listens(process))
@@ -197,6 +319,8 @@ impl ComponentWorld {
             saved: self.original.is_some(),
             manifest,
             fallback,
+            fallback_for: fallback_since.map_or(Duration::ZERO, |since| look.at.saturating_duration_since(since)),
+            other_fallback: self.good.has_other(self.original_sha256().as_deref()),
             verdict: self.verdict(),
             waiting: look.found.waiting.contains(&self.component),
             static_processes: count(Role::Static),
@@ -205,6 +329,8 @@ impl ComponentWorld {
             self_hosted_listens: mine
                 .iter()
                 .any(|process| process.role == Role::SelfHosted && listens(process)),
+            strangers,
+            fallback_proven,
             shared,
             steered,
             proven,
@@ -281,17 +407,6 @@ impl ComponentWorld {
         }
     }
 
-    fn prove(&self, pid: u32, port: u16) -> bool {
-        let Some(endpoint) = self.endpoint else { return false };
-        let probe = Probe {
-            address: SocketAddr::new(endpoint.probe_address(), port),
-            path: endpoint.path.into(),
-            pids: vec![pid],
-            timeout: Duration::from_secs(2),
-        };
-        probe::run(&probe).is_ok()
-    }
-
     fn verdict(&self) -> Verdict {
         Verdict::parse(&std::fs::read_to_string(self.files.verdict()).unwrap_or_default())
     }
@@ -317,12 +432,16 @@ impl ComponentWorld {
                 handed_over: true,
                 ..self.memory.clone()
             }),
-            Action::PutFallback => {
-                self.handing_since = Some(look.at);
-                let bytes = std::fs::read(self.files.fallback())?;
-                files::write(&self.fallback_path(), &bytes, Attributes::mode(0o600))
+            Action::PutFallback => self.put_fallback(look),
+            Action::PutOtherFallback => {
+                self.good.take_turns();
+                self.put_fallback(look)
             }
-            Action::RemoveFallback => files::remove(&self.fallback_path()),
+            Action::RemoveFallback => {
+                files::remove(&self.fallback_path())?;
+                self.good.usual_turn();
+                Ok(())
+            }
             Action::PutOriginal => self.put_original(look),
             Action::PutOriginalAgain => {
                 files::remove(&self.original_path()?)?;
@@ -343,6 +462,15 @@ impl ComponentWorld {
         }
     }
 
+    fn put_fallback(&mut self, look: &Look) -> io::Result<()> {
+        self.handing_since = Some(look.at);
+        let original = self.original_sha256();
+        let bytes = self.good.manifest(original.as_deref())?;
+        files::write(&self.fallback_path(), &bytes, Attributes::mode(0o600))?;
+        self.fallback_since = Some(look.at);
+        Ok(())
+    }
+
     fn save_original(&mut self) -> io::Result<()> {
         let (path, _) = self
             .last_manifest
@@ -351,6 +479,7 @@ impl ComponentWorld {
         let bytes = std::fs::read(&path)?;
         let variants = variants::build(self.component, &bytes).map_err(io::Error::other)?;
         let original = files::metadata(&path, sha256_hex(&bytes))?;
+        self.good.forget()?;
         // the metadata comes last: only with it the original counts as saved
         files::remove(&self.files.original_metadata())?;
         files::write(
@@ -363,6 +492,7 @@ impl ComponentWorld {
         self.original = Some(original);
         self.sharing = Some(sha256_hex(variants.sharing.as_bytes()));
         self.endpoint = Some(variants.endpoint);
+        self.original_pod = Some(variants.pod);
         Ok(())
     }
 
@@ -372,6 +502,7 @@ impl ComponentWorld {
             let variants = variants::build(self.component, &bytes).map_err(io::Error::other)?;
             self.sharing = Some(sha256_hex(variants.sharing.as_bytes()));
             self.endpoint = Some(variants.endpoint);
+            self.original_pod = Some(variants.pod);
         }
         Ok(())
     }
@@ -418,6 +549,8 @@ impl ComponentWorld {
                 path.display()
             )));
         }
+        // what ran well before the last way back is not what is handed over to now
+        self.good.forget()?;
         files::remove(&path)?;
         self.handing_since = Some(look.at);
         self.remember(Memory {
@@ -485,8 +618,31 @@ impl ComponentWorld {
     }
 }
 
-/// What is to be remembered of a new wish; `None` when nothing changes.
-fn wish(memory: &Memory, stated: Option<Desired>) -> Option<Memory> {
+/// Whether a process is healthy, and it is itself that says so.
+fn prove(endpoint: Option<Endpoint>, pid: u32, port: u16) -> bool {
+    let Some(endpoint) = endpoint else { return false };
+    let probe = Probe {
+        address: SocketAddr::new(endpoint.probe_address(), port),
+        path: endpoint.path.into(),
+        pids: vec![pid],
+        timeout: Duration::from_secs(2),
+    };
+    probe::run(&probe).is_ok()
+}
+
+/// What comes of what the CLI states.
+#[derive(Debug, PartialEq, Eq)]
+enum Wish {
+    /// Nothing changes.
+    Same,
+    /// This is to be remembered.
+    New(Memory),
+    /// It has changed too often: it waits for so long.
+    TooOften(Duration),
+}
+
+/// What is to be remembered of a new wish. Changes of what is to serve are counted.
+fn wish(memory: &Memory, stated: Option<Desired>, now: &Moment) -> Wish {
     let given_up = memory.given_up.filter(|given_up| Some(*given_up) == stated);
     let desired = if given_up.is_some() {
         memory.desired
@@ -494,14 +650,23 @@ fn wish(memory: &Memory, stated: Option<Desired>) -> Option<Memory> {
         stated.unwrap_or(memory.desired)
     };
     if given_up == memory.given_up && desired == memory.desired {
-        return None;
+        return Wish::Same;
     }
+    let turns = if desired == memory.desired {
+        memory.turns.clone()
+    } else {
+        match memory.turns.take(now) {
+            Ok(turns) => turns,
+            Err(wait) => return Wish::TooOften(wait),
+        }
+    };
     // the error of an attempt is told until the next one begins
     let error = memory.error.clone().filter(|_| desired == memory.desired);
-    Some(Memory {
+    Wish::New(Memory {
         desired,
         given_up,
         error,
+        turns,
         ..memory.clone()
     })
 }
@@ -570,7 +735,49 @@ impl Manifests {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::guard::turns::Turns;
     use Desired::{SelfHosted, Static};
+
+    fn at(seconds: u64) -> Moment {
+        Moment {
+            boot: "b".into(),
+            milliseconds: seconds * 1000,
+        }
+    }
+
+    #[test]
+    fn what_a_killed_guard_left_in_the_manifest_directory_goes_when_the_next_one_starts() {
+        let (state, manifests) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let component = Component::KubeScheduler;
+        let open = || {
+            ComponentWorld::open(
+                component,
+                state.path(),
+                manifests.path(),
+                Duration::ZERO,
+                Duration::ZERO,
+            )
+            .unwrap()
+        };
+        let original = include_str!("../../../tests/fixtures/kubeadm/v1.36/kube-scheduler.yaml");
+        let path = manifests.path().join("kube-scheduler.yaml");
+        std::fs::write(&path, original).unwrap();
+        let mut world = open();
+        world.last_manifest = Some((path, Manifest::Original));
+        world.save_original().unwrap();
+        for name in [
+            ".kube-scheduler.yaml.7-1.tmp",
+            ".selfhost-fallback-kube-scheduler.yaml.7-2.tmp",
+            ".of-somebody-else.yaml.7-3.tmp",
+        ] {
+            std::fs::write(manifests.path().join(name), "x").unwrap();
+        }
+        open();
+        let names = std::fs::read_dir(manifests.path()).unwrap().flatten();
+        let mut names: Vec<_> = names.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(names, [".of-somebody-else.yaml.7-3.tmp", "kube-scheduler.yaml"]);
+    }
 
     #[test]
     fn a_wish_that_was_given_up_waits_until_it_is_stated_anew() {
@@ -579,19 +786,57 @@ mod tests {
             given_up,
             ..Memory::default()
         };
+        let new = |desired, given_up| Some(memory(desired, given_up));
         for (before, stated, after) in [
-            (memory(Static, None), Some(SelfHosted), Some(memory(SelfHosted, None))),
+            (memory(Static, None), Some(SelfHosted), new(SelfHosted, None)),
             (memory(SelfHosted, None), Some(SelfHosted), None),
             (memory(SelfHosted, None), None, None), // an absent annotation means: as the disk says
             (memory(Static, Some(SelfHosted)), Some(SelfHosted), None),
-            (memory(Static, Some(SelfHosted)), None, Some(memory(Static, None))),
-            (
-                memory(Static, Some(SelfHosted)),
-                Some(Static),
-                Some(memory(Static, None)),
-            ),
+            (memory(Static, Some(SelfHosted)), None, new(Static, None)),
+            (memory(Static, Some(SelfHosted)), Some(Static), new(Static, None)),
         ] {
-            assert_eq!(wish(&before, stated), after, "{before:?} {stated:?}");
+            let found = match wish(&before, stated, &at(0)) {
+                Wish::New(memory) => Some(Memory {
+                    turns: Turns::default(),
+                    ..memory
+                }),
+                Wish::Same => None,
+                Wish::TooOften(wait) => panic!("{wait:?}"),
+            };
+            assert_eq!(found, after, "{before:?} {stated:?}");
         }
+    }
+
+    /// Whoever flaps the annotation causes so many hand-overs and no more; what is in force meanwhile is the last one made.
+    #[test]
+    fn a_wish_that_changes_without_end_is_held_back() {
+        let mut memory = Memory::default();
+        let mut made = 0;
+        for second in 0..1700 {
+            let stated = if second % 2 == 0 { SelfHosted } else { Static };
+            match wish(&memory, Some(stated), &at(second)) {
+                Wish::New(next) => {
+                    made += 1;
+                    memory = next;
+                }
+                Wish::Same => {}
+                Wish::TooOften(wait) => assert!(!wait.is_zero() && wait <= WINDOW),
+            }
+        }
+        assert_eq!(made, MOST);
+        // withdrawing a wish that was given up, and what changes nothing, is not counted
+        let given_up = Memory {
+            given_up: Some(SelfHosted),
+            ..memory.clone()
+        };
+        assert!(matches!(wish(&given_up, None, &at(1700)), Wish::New(_)));
+        assert_eq!(wish(&memory, Some(memory.desired), &at(1700)), Wish::Same);
+        // a reboot is a limit of its own
+        let after = Moment {
+            boot: "c".into(),
+            ..at(1700)
+        };
+        let other = if memory.desired == Static { SelfHosted } else { Static };
+        assert!(matches!(wish(&memory, Some(other), &after), Wish::New(_)));
     }
 }
