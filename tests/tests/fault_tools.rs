@@ -4,6 +4,8 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -46,14 +48,39 @@ impl Cluster {
         self.lab.halt(1).unwrap();
         while_off();
         let begin = Instant::now();
-        self.lab.start(1).unwrap();
-        self.await_api(what, 180);
+        let done = AtomicBool::new(false);
+        let seen = thread::scope(|scope| {
+            let watcher = scope.spawn(|| self.first_seen(begin, &done));
+            let stopper = Stopper(&done);
+            self.lab.start(1).unwrap();
+            self.await_api(what, 180);
+            drop(stopper);
+            watcher.join().unwrap()
+        });
         let took = begin.elapsed();
         say(&format!(
-            "{what}: the API answers {:.1} s after the power came back",
-            took.as_secs_f64()
+            "{what}: the API answers {:.1} s after the power came back ({})",
+            took.as_secs_f64(),
+            seen.join(", ")
         ));
         took
+    }
+
+    /// When the processes that count were first there.
+    fn first_seen(&self, begin: Instant, done: &AtomicBool) -> Vec<String> {
+        let mut missing = vec!["containerd", "kubelet", "etcd", "kubectl-selfhost", "kube-apiserver"];
+        let mut seen = Vec::new();
+        while !done.load(Ordering::Relaxed) {
+            missing.retain(|program| {
+                let is_there = !self.lab.pids(1, program).unwrap().is_empty();
+                if is_there {
+                    seen.push(format!("{program} {:.1} s", begin.elapsed().as_secs_f64()));
+                }
+                !is_there
+            });
+            thread::sleep(Duration::from_millis(50));
+        }
+        seen
     }
 
     /// Waits until the DaemonSets' Pods serve alone, and nothing is left to do.
@@ -194,6 +221,15 @@ impl Cluster {
     /// Adds a file to the manifest directory.
     pub(crate) fn add_manifest(&self, name: &str, text: &str) {
         fs::write(self.file(&format!("{MANIFESTS}/{name}")), text).unwrap();
+    }
+}
+
+/// Tells another thread to end, also when this one panics.
+pub(crate) struct Stopper<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Stopper<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

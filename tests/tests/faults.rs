@@ -10,7 +10,7 @@ use serde_json::Value;
 use tests::operate::edits::{Component, Mistake};
 
 use crate::{
-    fault_tools::{OwnFileSystem, is_long},
+    fault_tools::{OwnFileSystem, is_long, times},
     support::{COMPONENTS, Cluster, MANIFESTS, assert_no_failure, flat, owners, say, signal},
     watch::{Before, DEAD_MAN},
 };
@@ -54,18 +54,31 @@ fn a_converted_node_survives_bad_edits_and_bad_disks() {
 }
 
 fn static_power_cycle(cluster: &Cluster) -> Duration {
-    let took = cluster.power_cycle("static Pods after a power cut");
-    cluster.lab.wait_ready(Duration::from_secs(180)).unwrap();
-    cluster.operator().await_leaders().unwrap();
-    took
+    let once = || {
+        let took = cluster.power_cycle("static Pods after a power cut");
+        cluster.lab.wait_ready(Duration::from_secs(180)).unwrap();
+        cluster.operator().await_leaders().unwrap();
+        took
+    };
+    median((0..times(1, 3)).map(|_| once()).collect())
+}
+
+/// The middle one of an odd number.
+fn median(mut all: Vec<Duration>) -> Duration {
+    all.sort_unstable();
+    all[all.len() / 2]
 }
 
 fn powered_off_and_on(cluster: &Cluster, with_static_pods: Duration) {
     let mut ratio = f64::INFINITY;
     // the machine may be at work on something else: what holds is what it can do
     for _ in 0..2 {
-        let took = cluster.power_cycle("self-hosted, after a power cut");
-        cluster.await_self_hosted("after a power cut", 180);
+        let once = || {
+            let took = cluster.power_cycle("self-hosted, after a power cut");
+            cluster.await_self_hosted("after a power cut", 180);
+            took
+        };
+        let took = median((0..times(1, 3)).map(|_| once()).collect());
         ratio = ratio.min(took.as_secs_f64() / with_static_pods.as_secs_f64());
         say(&format!("{ratio:.2} times what static Pods take"));
         if ratio <= AT_MOST {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tests::operate::edits::{Component, Mistake};
 
 use crate::{
-    fault_tools::{is_long, times},
+    fault_tools::{Stopper, is_long, times},
     image::Image,
     random::Random,
     running::Running,
@@ -105,14 +105,6 @@ fn guard_killed_at_its_steps(cluster: &Cluster) {
         if args[0] == "convert" {
             cluster.await_self_hosted("guard killed at its steps", 120);
         }
-    }
-}
-
-struct Stopper<'a>(&'a AtomicBool);
-
-impl Drop for Stopper<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

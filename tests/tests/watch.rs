@@ -13,6 +13,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::Value;
 use tests::Lab;
 
+use crate::fault_tools::Stopper;
 use crate::support::{COMPONENTS, Cluster, MANIFESTS, say};
 
 const EVERY: Duration = Duration::from_millis(150);
@@ -172,13 +173,5 @@ impl Before {
                 "the copy of {component} in the cluster"
             );
         }
-    }
-}
-
-struct Stopper<'a>(&'a AtomicBool);
-
-impl Drop for Stopper<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
