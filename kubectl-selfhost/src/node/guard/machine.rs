@@ -409,6 +409,10 @@ fn back(o: &Observed) -> Decision {
             wait("waiting for the static Pod's process to start")
         }
         Manifest::Foreign if !o.handed_over => settled(),
+        // a guard that died after it put it back and before it noted so
+        Manifest::Original if o.saved && !o.self_hosted_listens && o.fallback_processes == 0 => {
+            act(Action::PutOriginal, "putting the original manifest back")
+        }
         Manifest::Foreign | Manifest::Original => stuck(
             "somebody else wrote a manifest of this component into the manifest directory: move it out of there, then run revert again",
         ),

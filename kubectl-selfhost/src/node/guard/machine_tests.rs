@@ -345,6 +345,12 @@ fn the_way_back_puts_the_original_in_when_the_port_is_free() {
         ..o
     };
     expect("it drains: the port is free", &o, PutOriginal);
+    let died = Observed {
+        manifest: Manifest::Original,
+        static_processes: 1,
+        ..o.clone()
+    };
+    expect("the guard died before it noted so", &died, PutOriginal);
     let o = Observed {
         handed_over: false,
         manifest: Manifest::Original,
