@@ -93,6 +93,15 @@ fn planned_and_brought_back(cluster: &Cluster) {
     for component in Component::ALL {
         operator.settle(component).unwrap();
     }
+    // its process ends what it serves, for up to 30 s, and its mirror is there until then
+    cluster.wait("the fallbacks' Pods to go", 90, || {
+        let pods = cluster.kubectl(&["get", "pods", "-n", "kube-system", "-o", "name"]);
+        if pods.contains("selfhost-fallback") {
+            Err(pods)
+        } else {
+            Ok(())
+        }
+    });
     cluster.assert_self_hosted();
 }
 
