@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// How long a guard that has started has to see that it lacks nothing.
-const SETTLED: Duration = Duration::from_secs(15);
+const SETTLED: Duration = Duration::from_secs(30);
 
 /// All of a node but the hand-over of its apiserver, which is returned where it is to be done.
 pub(super) async fn convert_node<'a>(
