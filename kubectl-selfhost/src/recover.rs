@@ -15,6 +15,7 @@ use crate::node::guard::keep;
 use crate::node::probe::{self, Probe};
 use crate::node::process::Processes;
 use crate::node::state::{ComponentFiles, Desired, FallbackReport, MadeOf, Memory, Original};
+use crate::node::steering::Listener;
 use crate::node::variants::{self, Endpoint};
 use crate::survey;
 use serde_json::Value;
@@ -331,6 +332,7 @@ impl Node {
             address: SocketAddr::new(endpoint.probe_address(), endpoint.port),
             path: endpoint.path.into(),
             pids,
+            listener: Listener::Newest,
             timeout: Duration::from_secs(2),
         };
         !probe.pids.is_empty() && probe::run(&probe).is_ok()

@@ -497,7 +497,6 @@ async fn clean(node: &Reverted<'_>, task: &str, reporter: &dyn Reporter) -> Resu
     )
     .await?;
     reporter.step(task, "guard and files gone");
-    patch_node(target, &annotations, &[]).await?;
     patience::call("the copies of the manifests to be deleted", async || {
         control_plane.delete_originals(name).await
     })
@@ -514,7 +513,9 @@ async fn clean(node: &Reverted<'_>, task: &str, reporter: &dyn Reporter) -> Resu
         })
         .await?;
     }
-    reporter.step(task, "annotations and copies removed");
+    // last: by these marks a run after one that was killed here knows that something is left
+    patch_node(target, &annotations, &[]).await?;
+    reporter.step(task, "copies and annotations removed");
     Ok(())
 }
 

@@ -30,11 +30,7 @@ impl Image {
             if metadata["annotations"].get("kubernetes.io/config.mirror").is_some() {
                 continue;
             }
-            let generation = &metadata["generation"];
-            image.insert(
-                format!("{} {}", object["kind"], metadata["name"]),
-                format!("{} {generation} {}", metadata["uid"], metadata["resourceVersion"]),
-            );
+            image.insert(format!("{} {}", object["kind"], metadata["name"]), written(object));
         }
         let node = cluster.get(&["node", "node1"]);
         for kind in ["labels", "annotations"] {
@@ -84,6 +80,20 @@ impl Image {
         let ours = |key: &&String| key.contains("selfhost") || key.contains("self-hosted");
         self.0.keys().filter(ours).count()
     }
+}
+
+/// What was written of an object: all but what controllers and the kubelet report of it, whenever they get to it.
+fn written(object: &serde_json::Value) -> String {
+    let mut object = object.clone();
+    if let Some(fields) = object.as_object_mut() {
+        fields.remove("status");
+    }
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        for field in ["resourceVersion", "managedFields"] {
+            metadata.remove(field);
+        }
+    }
+    object.to_string()
 }
 
 fn add_files(image: &mut BTreeMap<String, String>, name: &str, path: &Path) {

@@ -11,6 +11,7 @@ use crate::node::phase::{self, Ready};
 use crate::node::ports::{self, kernel_has_ipv6, listen_address};
 use crate::node::probe::{self, Probe};
 use crate::node::process::Processes;
+use crate::node::steering::Listener;
 use crate::node::steering::Steering;
 use crate::node::trial;
 use crate::survey::{self, Installation};
@@ -392,6 +393,7 @@ fn probe_once(args: &ProbeArgs, timeout: Duration) -> Result<std::result::Result
         address,
         path: args.path.clone(),
         pids,
+        listener: Listener::Newest,
         timeout: timeout.max(PROBE_INTERVAL),
     }))
 }

@@ -245,7 +245,7 @@ pub fn listen_shared(address: SocketAddr) -> io::Result<Socket> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::steering::PROBE_TOS;
+    use super::super::steering::Listener;
     use super::*;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
@@ -287,7 +287,7 @@ mod tests {
             assert_eq!(steer(port, |_| Steering::Hold { own: None }).unwrap(), 1);
             for _ in 0..50 {
                 assert_eq!(ask(local, 0), b'o');
-                assert_eq!(ask(local, PROBE_TOS), b'n');
+                assert_eq!(ask(local, Listener::Newest.type_of_service()), b'n');
             }
             steer(port, |_| Steering::Hold {
                 own: Some(own.parse().unwrap()),

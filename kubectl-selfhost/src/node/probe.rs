@@ -7,7 +7,7 @@
 use super::net_table::NetTable;
 use super::ports::{self, PortError};
 use super::process::Processes;
-use super::steering::PROBE_TOS;
+use super::steering::Listener;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned};
@@ -27,6 +27,8 @@ pub struct Probe {
     pub path: String,
     /// The processes of which one must have accepted the connection.
     pub pids: Vec<u32>,
+    /// Which of several listeners on the port is to answer.
+    pub listener: Listener,
     /// The longest that all of it may take.
     pub timeout: Duration,
 }
@@ -84,7 +86,7 @@ pub fn run(probe: &Probe) -> Result<(), ProbeError> {
         path: probe.path.clone(),
         source,
     };
-    let stream = connect(probe.address, left(deadline).map_err(unanswered)?).map_err(unanswered)?;
+    let stream = connect(probe.address, probe.listener, left(deadline).map_err(unanswered)?).map_err(unanswered)?;
     let client = stream.local_addr().map_err(unanswered)?;
     let mut tls = secure(stream, probe.address).map_err(unanswered)?;
     let status = get(&mut tls, &probe.path, deadline).map_err(unanswered)?;
@@ -127,11 +129,11 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     }
 }
 
-fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+fn connect(address: SocketAddr, listener: Listener, timeout: Duration) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     match address {
-        SocketAddr::V4(_) => socket.set_tos_v4(u32::from(PROBE_TOS))?,
-        SocketAddr::V6(_) => socket.set_tclass_v6(u32::from(PROBE_TOS))?,
+        SocketAddr::V4(_) => socket.set_tos_v4(u32::from(listener.type_of_service()))?,
+        SocketAddr::V6(_) => socket.set_tclass_v6(u32::from(listener.type_of_service()))?,
     }
     socket.connect_timeout(&address.into(), timeout)?;
     Ok(socket.into())
@@ -233,6 +235,7 @@ mod tests {
             address,
             path: "/readyz".into(),
             pids,
+            listener: Listener::Newest,
             timeout: Duration::from_millis(500),
         }
     }

@@ -7,10 +7,28 @@
 
 use std::net::IpAddr;
 
-/// Type-of-service byte by which our own probes ask for the newest listener.
+/// Whom one of our own probes is to meet, where several share a port.
 ///
-/// It is DSCP 23, which no standard assigns. Whoever else sends it meets the newest listener a little early: harmless.
-pub const PROBE_TOS: u8 = 23 << 2;
+/// It says so by its type-of-service byte: DSCP 23 and 21, which no standard assigns. Whoever else sends them meets a listener
+/// that is new, or about to close: harmless.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listener {
+    /// The one that has come last, always.
+    Newest,
+    /// The one that has been there longest, always.
+    Oldest,
+}
+
+impl Listener {
+    /// The byte.
+    #[must_use]
+    pub fn type_of_service(self) -> u8 {
+        match self {
+            Self::Newest => 23 << 2,
+            Self::Oldest => 21 << 2,
+        }
+    }
+}
 
 /// One instruction: operation, offset when true, offset when false, operand (linux/filter.h).
 pub type Instruction = (u16, u8, u8, u32);
@@ -24,7 +42,8 @@ pub enum Steering {
         /// That address; none for components that do not call themselves.
         own: Option<IpAddr>,
     },
-    /// Everything to the newest listener: it is proven, and the oldest is about to close.
+    /// Everything to the newest listener, but for our own probes of the oldest: the newest is proven, and the oldest is about
+    /// to close, or has not been healthy for long.
     Switch,
 }
 
@@ -45,17 +64,18 @@ impl Steering {
     /// The program.
     #[must_use]
     pub fn program(self) -> Vec<Instruction> {
-        let own = match self {
-            Self::Switch => return vec![NEWEST],
-            Self::Hold { own } => own,
+        // to whom probes with the mark go, and to whom all others go
+        let (asked, marked, others, own) = match self {
+            Self::Switch => (Listener::Oldest, OLDEST, NEWEST, None),
+            Self::Hold { own } => (Listener::Newest, NEWEST, OLDEST, own),
         };
-        let mark = u32::from(PROBE_TOS);
+        let mark = u32::from(asked.type_of_service());
         // IPv4: type of service, then the source address
         let mut v4 = vec![
             (LOAD_BYTE, 0, 0, NETWORK + 1),
             (AND, 0, 0, 0xfc),
             (JUMP_EQUAL, 0, 1, mark),
-            NEWEST,
+            marked,
         ];
         if let Some(IpAddr::V4(own)) = own {
             v4.extend([
@@ -64,14 +84,14 @@ impl Steering {
                 NEWEST,
             ]);
         }
-        v4.push(OLDEST);
+        v4.push(others);
         // IPv6: the traffic class stands in the middle of the first 16 bits
         let mut v6 = vec![
             (LOAD_HALF, 0, 0, NETWORK),
             (SHIFT_RIGHT, 0, 0, 4),
             (AND, 0, 0, 0xfc),
             (JUMP_EQUAL, 0, 1, mark),
-            NEWEST,
+            marked,
         ];
         if let Some(IpAddr::V6(own)) = own {
             for (n, chunk) in own.octets().chunks(4).enumerate() {
@@ -85,7 +105,7 @@ impl Steering {
             }
             v6.push(NEWEST);
         }
-        v6.push(OLDEST);
+        v6.push(others);
         let over_v4 = u8::try_from(v4.len()).unwrap_or(u8::MAX);
         let mut program = vec![
             (LOAD_BYTE, 0, 0, NETWORK),
@@ -153,6 +173,8 @@ mod tests {
         }
     }
 
+    const PROBE_TOS: u8 = 23 << 2;
+
     #[test]
     fn hold_sends_to_the_oldest_all_but_probes_and_the_own_client() {
         for (own, source, tos, expected) in [
@@ -178,6 +200,8 @@ mod tests {
             (None, "::1", 0, 0),
             (None, "127.0.0.1", PROBE_TOS, 1),
             (None, "::1", PROBE_TOS, 1),
+            (None, "::1", 21 << 2, 0),
+            (Some("::1"), "10.0.0.7", 21 << 2, 0),
         ] {
             let own = own.map(|own: &str| own.parse().unwrap());
             let program = Steering::Hold { own }.program();
@@ -190,9 +214,15 @@ mod tests {
     }
 
     #[test]
-    fn switch_sends_everything_to_the_newest() {
+    fn switch_sends_to_the_newest_all_but_probes_of_the_oldest() {
         for source in ["10.0.0.7", "127.0.0.1", "::1", "fd00::5"] {
-            assert_eq!(run(&Steering::Switch.program(), &packet(source, 0)), 1);
+            for (tos, expected) in [(0, 1), (PROBE_TOS, 1), (21 << 2, 0), (21 << 2 | 1, 0), (22 << 2, 1)] {
+                assert_eq!(
+                    run(&Steering::Switch.program(), &packet(source, tos)),
+                    expected,
+                    "from {source}, tos {tos:#x}"
+                );
+            }
         }
     }
 

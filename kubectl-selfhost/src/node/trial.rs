@@ -3,7 +3,7 @@
 
 use super::await_port::describe;
 use super::ports;
-use super::steering::{PROBE_TOS, Steering};
+use super::steering::{Listener, Steering};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -56,7 +56,12 @@ fn attempt(child: &mut Child) -> Result<(), String> {
                 "an ordinary connection did not meet the oldest listener",
             )?;
         }
-        expect(address, PROBE_TOS, b'n', "a probe did not meet the newest listener")?;
+        expect(
+            address,
+            Listener::Newest.type_of_service(),
+            b'n',
+            "a probe did not meet the newest listener",
+        )?;
         ports::steer(port, |_| Steering::Switch).map_err(|error| describe(&error))?;
         for _ in 0..20 {
             expect(
@@ -66,6 +71,12 @@ fn attempt(child: &mut Child) -> Result<(), String> {
                 "after the switch a connection did not meet the newest listener",
             )?;
         }
+        expect(
+            address,
+            Listener::Oldest.type_of_service(),
+            b'o',
+            "after the switch a probe did not meet the oldest listener",
+        )?;
         Ok(())
     })();
     // ask the thread to end; it also ends by itself

@@ -1,6 +1,7 @@
 //! `node::probe` on systems that are no nodes.
 
 use super::ports::PortError;
+use super::steering::Listener;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ pub struct Probe {
     pub path: String,
     /// The processes of which one must have accepted the connection.
     pub pids: Vec<u32>,
+    /// Which of several listeners on the port is to answer.
+    pub listener: Listener,
     /// The longest that all of it may take.
     pub timeout: Duration,
 }

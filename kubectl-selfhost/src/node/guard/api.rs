@@ -57,8 +57,10 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
         }
         error.clone_into(&mut said);
     };
+    // after a power cut the disk has better things to do first than to read an executable for its sum
+    let mut answered = false;
     loop {
-        let troubles = health.troubles();
+        let troubles = if answered { health.troubles() } else { Vec::new() };
         if troubles != guard.troubles {
             say(&format!(
                 "guard: {}",
@@ -71,6 +73,7 @@ pub async fn run(options: &GuardOptions, exchange: &Exchange, trial: &Result<(),
             guard.troubles = troubles;
         }
         match talk(options, exchange, &guard, &mut client).await {
+            Ok(_) if !answered => answered = true,
             Ok(talked) => {
                 // what cannot be looked at or told now, can be in the next round
                 let also = beside(options, exchange, &talked, &mut looked).await;

@@ -3,6 +3,7 @@
 //! Nothing is remembered here but what [`Observed`] holds, so that the guard may die and be started again at any instant.
 //! An action is taken, the world is looked at again, and so on until a component is settled.
 
+use super::unhealthy;
 use crate::node::state::{Desired, State, Verdict};
 use std::time::Duration;
 
@@ -50,7 +51,12 @@ pub struct Observed {
     pub self_hosted_listens: bool,
     /// Whether a process listens on the port that is none of the component's: one that a wrong template has put in its place.
     pub strangers: bool,
-    /// With such a one: whether the fallback's process has answered healthy itself just now, as the newest on the port.
+    /// For how long the one process of the DaemonSet's that listens has not been healthy.
+    pub unhealthy_for: Duration,
+    /// Whether that process is healthy, and has been there before the fallback's: it cannot prove itself as the newest.
+    pub self_hosted_healthy_before_fallback: bool,
+    /// With such a process, or a stranger: whether the fallback's process has answered healthy itself just now, as the newest
+    /// on the port.
     pub fallback_proven: bool,
     /// Whether the process that serves shares its port.
     pub shared: bool,
@@ -302,6 +308,13 @@ fn handed_over(o: &Observed) -> Decision {
         }
         return act(Action::PutFallback, "nothing serves: putting the fallback in");
     }
+    let unhealthy = o.unhealthy_for >= unhealthy::DEADLINE;
+    if unhealthy && !o.fallback && o.desired == Desired::SelfHosted {
+        return act(
+            Action::PutFallback,
+            "the DaemonSet's process listens and does not get healthy: putting the fallback in beside it",
+        );
+    }
     let late = o.silent_for >= FALLBACK_DEADLINE && o.fallback_for >= FALLBACK_DEADLINE;
     if o.fallback && o.other_fallback && late {
         return act(
@@ -318,6 +331,22 @@ fn handed_over(o: &Observed) -> Decision {
                 settled: o.fallback_processes > 0,
                 ..wait("the fallback serves, as the DaemonSet's Pod is not there")
             }
+        };
+    }
+    if o.fallback && unhealthy && o.self_hosted_listens {
+        return past_an_unhealthy_process(o);
+    }
+    if o.fallback && o.self_hosted_healthy_before_fallback {
+        // it serves already where the port is held for the oldest
+        return match o.steered {
+            Steered::Hold => act(
+                Action::RemoveFallback,
+                "the DaemonSet's process is healthy again: letting the fallback go",
+            ),
+            _ => act(
+                Action::Hold,
+                "steering new connections to the DaemonSet's process, which is healthy again",
+            ),
         };
     }
     if o.fallback && o.self_hosted_processes > 0 {
@@ -357,6 +386,26 @@ fn handed_over(o: &Observed) -> Decision {
         return act(Action::Hold, "steering the port for the next process");
     }
     settled()
+}
+
+/// The fallback is in, beside a process of the DaemonSet's that listens and is not healthy: the kubelet ends that one, or
+/// somebody mends the template. The fallback may be no better, as when etcd is away.
+fn past_an_unhealthy_process(o: &Observed) -> Decision {
+    match o.steered {
+        Steered::Switch(_) if o.fallback_proven => Decision {
+            error: Some(
+                "the DaemonSet's process listens and is not healthy, and the fallback serves in its place: see the Pod's log, \
+                 and mend or undo the change of the DaemonSet",
+            ),
+            ..wait("the fallback serves, past a DaemonSet's process that is not healthy")
+        },
+        _ if o.fallback_proven => act(
+            Action::Switch,
+            "steering new connections to the fallback, past a DaemonSet's process that is not healthy",
+        ),
+        Steered::Hold => wait("waiting for the fallback, or the DaemonSet's process, to be healthy"),
+        _ => act(Action::Hold, "steering new connections to the process that serves"),
+    }
 }
 
 /// Towards the DaemonSet where ports cannot be shared: one process ends before the other starts.

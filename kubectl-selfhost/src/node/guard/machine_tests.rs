@@ -18,6 +18,8 @@ fn at_rest() -> Observed {
         self_hosted_processes: 0,
         self_hosted_listens: false,
         strangers: false,
+        unhealthy_for: Duration::ZERO,
+        self_hosted_healthy_before_fallback: false,
         fallback_proven: false,
         shared: false,
         steered: Steered::No,
@@ -680,4 +682,73 @@ fn invariants_hold_over_all_combinations() {
 fn expect(about: &str, o: &Observed, action: Action) {
     let decision = next_action(o);
     assert_eq!(decision.action, action, "{about}: {decision:?} on {o:?}");
+}
+
+/// A template with which the apiserver starts, listens, and never gets ready; its good Pod is lost.
+#[test]
+fn a_process_that_listens_and_is_not_healthy_gets_the_fallback_beside_it() {
+    let o = converted();
+    let almost = Observed {
+        unhealthy_for: unhealthy::DEADLINE.saturating_sub(Duration::from_secs(1)),
+        ..o.clone()
+    };
+    expect("a large apiserver takes its time", &almost, Nothing);
+    let o = Observed {
+        unhealthy_for: unhealthy::DEADLINE,
+        steered: HOLD,
+        ..o
+    };
+    expect("nobody serves", &o, PutFallback);
+    let in_gap_mode = Observed {
+        desired: SelfHostedGap,
+        ..o.clone()
+    };
+    expect("it could not listen", &in_gap_mode, Nothing);
+    let o = Observed { fallback: true, ..o };
+    expect("it is not there yet", &o, Nothing);
+    let o = Observed {
+        fallback_processes: 1,
+        shared: true,
+        ..o
+    };
+    expect("it is not healthy either, as when etcd is away", &o, Nothing);
+    let o = Observed {
+        fallback_proven: true,
+        ..o
+    };
+    expect("it serves", &o, Switch);
+    let o = Observed { steered: SWITCHED, ..o };
+    expect("this is how it stays", &o, Nothing);
+    assert!(next_action(&o).error.is_some());
+
+    let ended = Observed {
+        self_hosted_processes: 0,
+        self_hosted_listens: false,
+        unhealthy_for: Duration::ZERO,
+        fallback_proven: false,
+        ..o.clone()
+    };
+    expect(
+        "the kubelet ended it: the next one must not be given everything",
+        &ended,
+        Hold,
+    );
+    let next = Observed {
+        self_hosted_processes: 1,
+        self_hosted_listens: true,
+        steered: HOLD,
+        ..ended
+    };
+    expect("the next one proves nothing", &next, Nothing);
+    let proven = Observed { proven: true, ..next };
+    expect("a mended one does", &proven, Switch);
+
+    let well = Observed {
+        unhealthy_for: Duration::ZERO,
+        self_hosted_healthy_before_fallback: true,
+        ..o
+    };
+    expect("etcd is back: the DaemonSet's process was there first", &well, Hold);
+    let well = Observed { steered: HOLD, ..well };
+    expect("and serves", &well, RemoveFallback);
 }

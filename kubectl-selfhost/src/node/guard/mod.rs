@@ -13,7 +13,9 @@ pub mod machine;
 pub mod scan;
 pub mod soak;
 pub mod turns;
+pub mod unhealthy;
 pub mod volume_files;
+pub mod wish;
 pub mod world;
 
 use crate::names::Component;

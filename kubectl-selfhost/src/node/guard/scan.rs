@@ -1,12 +1,45 @@
 //! The manifest directory, looked at again and again: read only when something in it has changed.
 
-use super::world::{FoundManifest, Manifests};
 use crate::inventory::take_inventory;
 use crate::manifest::read_directory;
+use crate::names::Component;
 use crate::node::variants::Endpoint;
 use shared::atomic_file::Facts;
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// A component's manifest in the manifest directory.
+#[derive(Clone, Debug)]
+pub struct FoundManifest {
+    /// Whose.
+    pub component: Component,
+    /// Its path.
+    pub path: PathBuf,
+    /// SHA-256 of its bytes.
+    pub sha256: String,
+    /// When it was last changed.
+    pub modified: Option<jiff::Timestamp>,
+    /// Where the component will listen.
+    pub endpoint: Option<Endpoint>,
+}
+
+/// What lies in the manifest directory.
+#[derive(Clone, Debug, Default)]
+pub struct Manifests {
+    /// Components' manifests that are not our fallbacks.
+    pub found: Vec<FoundManifest>,
+    /// Components of which our fallback lies there.
+    pub ours: HashSet<Component>,
+}
+
+impl Manifests {
+    /// That of a component.
+    #[must_use]
+    pub fn find(&self, component: Component) -> Option<&FoundManifest> {
+        self.found.iter().find(|manifest| manifest.component == component)
+    }
+}
 
 /// Reads a manifest directory.
 #[derive(Debug)]

@@ -3,7 +3,10 @@
 use super::files::{self, Attributes};
 use super::last_good::{LastGood, Measure, Pods};
 use super::machine::{Action, Manifest, Observed, Steered, process_state};
+use super::scan::Manifests;
 use super::turns::{MOST, Moment, WINDOW};
+use super::unhealthy::{self, Unhealthy};
+use super::wish::{Wish, wish};
 use crate::fallback::fallback_file_name;
 use crate::manifest::sha256_hex;
 use crate::names::{Component, Role};
@@ -15,7 +18,7 @@ use crate::node::process::{ComponentProcess, Found, Processes};
 use crate::node::state::{
     ComponentFiles, Desired, FallbackReport, ForeignManifest, Memory, NOTES_MODE, Original, State, Verdict,
 };
-use crate::node::steering::Steering;
+use crate::node::steering::{Listener, Steering};
 use crate::node::variants::{self, Endpoint};
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
@@ -82,6 +85,7 @@ pub struct ComponentWorld {
     too_often: Option<Duration>,
     steered: Option<(Steering, HashSet<u64>, Instant)>,
     heard: Option<Instant>,
+    unhealthy: Unhealthy,
     /// The listening socket of each process (id and start) that was seen to have one.
     sockets: HashMap<(u32, u64), u64>,
     handing_since: Option<Instant>,
@@ -123,6 +127,7 @@ impl ComponentWorld {
             too_often: None,
             steered: None,
             heard: None,
+            unhealthy: Unhealthy::default(),
             sockets: HashMap::new(),
             handing_since: None,
             fallback_since: None,
@@ -223,7 +228,7 @@ impl ComponentWorld {
         };
         let (pid, port) = (process.pid, self.port());
         let endpoint = self.endpoint;
-        let prove = || prove(endpoint, pid, port);
+        let prove = || prove(endpoint, pid, port, Listener::Newest);
         let changed = self.good.consider(look.at, measure, process, pods, prove)?;
         Ok(changed.then(|| {
             let report = self.good.report(&original.sha256);
@@ -281,8 +286,6 @@ impl ComponentWorld {
         let known: HashSet<u64> = self.sockets.values().copied().collect();
         let strangers = listening.iter().any(|inode| !known.contains(inode));
         let fallback_process = mine.iter().find(|process| process.role == Role::Fallback);
-        let fallback_proven =
-            strangers && fallback_process.is_some_and(|process| prove(self.endpoint, process.pid, port));
         let candidate = mine
             .iter()
             .filter(|process| {
@@ -298,7 +301,30 @@ impl ComponentWorld {
         let in_transition = fallback
             || (desired.is_self_hosted() && !self.memory.handed_over)
             || (desired == Desired::StaticSharing && manifest != Manifest::Absent && count(Role::SelfHosted) > 0);
-        let proven = in_transition && candidate.is_some_and(|process| prove(self.endpoint, process.pid, port));
+        let proven = |process: &ComponentProcess, listener| prove(self.endpoint, process.pid, port, listener);
+        let candidate_proven = in_transition && candidate.is_some_and(|process| proven(process, Listener::Newest));
+        let is_theirs = |process: &&&ComponentProcess| process.role == Role::SelfHosted && listens(process);
+        let mut theirs = mine.iter().filter(is_theirs);
+        let one = match (theirs.next(), theirs.next()) {
+            (Some(one), None) if self.memory.handed_over && desired.is_self_hosted() => Some(*one),
+            _ => None,
+        };
+        let unhealthy_for = self
+            .unhealthy
+            .time(look.at, one.map(|process| (process.pid, process.started)), || {
+                let process = one?;
+                if candidate_proven {
+                    return Some(Listener::Newest);
+                }
+                // a fallback that was put in beside it, or a stranger, has come later or before
+                let others = strangers || fallback_process.is_some();
+                [Listener::Oldest, Listener::Newest]
+                    .into_iter()
+                    .take(if others { 2 } else { 1 })
+                    .find(|listener| proven(process, *listener))
+            });
+        let fallback_proven = (strangers || unhealthy_for >= unhealthy::DEADLINE)
+            && fallback_process.is_some_and(|process| proven(process, Listener::Newest));
         self.alone = match mine.as_slice() {
             [process]
                 if process.role == Role::SelfHosted && listens(process) && !fallback && self.memory.handed_over =>
@@ -330,10 +356,13 @@ impl ComponentWorld {
                 .iter()
                 .any(|process| process.role == Role::SelfHosted && listens(process)),
             strangers,
+            unhealthy_for,
+            self_hosted_healthy_before_fallback: fallback_process.is_some_and(|process| listens(process))
+                && self.unhealthy.is_healthy_as_oldest(),
             fallback_proven,
             shared,
             steered,
-            proven,
+            proven: candidate_proven,
             silent_for: look.at.saturating_duration_since(silent_since),
             handing_for: self
                 .handing_since
@@ -619,56 +648,16 @@ impl ComponentWorld {
 }
 
 /// Whether a process is healthy, and it is itself that says so.
-fn prove(endpoint: Option<Endpoint>, pid: u32, port: u16) -> bool {
+fn prove(endpoint: Option<Endpoint>, pid: u32, port: u16, listener: Listener) -> bool {
     let Some(endpoint) = endpoint else { return false };
     let probe = Probe {
         address: SocketAddr::new(endpoint.probe_address(), port),
         path: endpoint.path.into(),
         pids: vec![pid],
+        listener,
         timeout: Duration::from_secs(2),
     };
     probe::run(&probe).is_ok()
-}
-
-/// What comes of what the CLI states.
-#[derive(Debug, PartialEq, Eq)]
-enum Wish {
-    /// Nothing changes.
-    Same,
-    /// This is to be remembered.
-    New(Memory),
-    /// It has changed too often: it waits for so long.
-    TooOften(Duration),
-}
-
-/// What is to be remembered of a new wish. Changes of what is to serve are counted.
-fn wish(memory: &Memory, stated: Option<Desired>, now: &Moment) -> Wish {
-    let given_up = memory.given_up.filter(|given_up| Some(*given_up) == stated);
-    let desired = if given_up.is_some() {
-        memory.desired
-    } else {
-        stated.unwrap_or(memory.desired)
-    };
-    if given_up == memory.given_up && desired == memory.desired {
-        return Wish::Same;
-    }
-    let turns = if desired == memory.desired {
-        memory.turns.clone()
-    } else {
-        match memory.turns.take(now) {
-            Ok(turns) => turns,
-            Err(wait) => return Wish::TooOften(wait),
-        }
-    };
-    // the error of an attempt is told until the next one begins
-    let error = memory.error.clone().filter(|_| desired == memory.desired);
-    Wish::New(Memory {
-        desired,
-        given_up,
-        error,
-        turns,
-        ..memory.clone()
-    })
 }
 
 /// The socket by which a process listens, if it is one of these.
@@ -702,48 +691,9 @@ fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
     files::write(path, &bytes, Attributes::mode(0o600))
 }
 
-/// A component's manifest in the manifest directory.
-#[derive(Clone, Debug)]
-pub struct FoundManifest {
-    /// Whose.
-    pub component: Component,
-    /// Its path.
-    pub path: PathBuf,
-    /// SHA-256 of its bytes.
-    pub sha256: String,
-    /// When it was last changed.
-    pub modified: Option<jiff::Timestamp>,
-    /// Where the component will listen.
-    pub endpoint: Option<Endpoint>,
-}
-
-/// What lies in the manifest directory.
-#[derive(Clone, Debug, Default)]
-pub struct Manifests {
-    /// Components' manifests that are not our fallbacks.
-    pub found: Vec<FoundManifest>,
-    /// Components of which our fallback lies there.
-    pub ours: HashSet<Component>,
-}
-
-impl Manifests {
-    fn find(&self, component: Component) -> Option<&FoundManifest> {
-        self.found.iter().find(|manifest| manifest.component == component)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::guard::turns::Turns;
-    use Desired::{SelfHosted, Static};
-
-    fn at(seconds: u64) -> Moment {
-        Moment {
-            boot: "b".into(),
-            milliseconds: seconds * 1000,
-        }
-    }
 
     #[test]
     fn what_a_killed_guard_left_in_the_manifest_directory_goes_when_the_next_one_starts() {
@@ -777,66 +727,5 @@ mod tests {
         let mut names: Vec<_> = names.map(|entry| entry.file_name().into_string().unwrap()).collect();
         names.sort();
         assert_eq!(names, [".of-somebody-else.yaml.7-3.tmp", "kube-scheduler.yaml"]);
-    }
-
-    #[test]
-    fn a_wish_that_was_given_up_waits_until_it_is_stated_anew() {
-        let memory = |desired, given_up| Memory {
-            desired,
-            given_up,
-            ..Memory::default()
-        };
-        let new = |desired, given_up| Some(memory(desired, given_up));
-        for (before, stated, after) in [
-            (memory(Static, None), Some(SelfHosted), new(SelfHosted, None)),
-            (memory(SelfHosted, None), Some(SelfHosted), None),
-            (memory(SelfHosted, None), None, None), // an absent annotation means: as the disk says
-            (memory(Static, Some(SelfHosted)), Some(SelfHosted), None),
-            (memory(Static, Some(SelfHosted)), None, new(Static, None)),
-            (memory(Static, Some(SelfHosted)), Some(Static), new(Static, None)),
-        ] {
-            let found = match wish(&before, stated, &at(0)) {
-                Wish::New(memory) => Some(Memory {
-                    turns: Turns::default(),
-                    ..memory
-                }),
-                Wish::Same => None,
-                Wish::TooOften(wait) => panic!("{wait:?}"),
-            };
-            assert_eq!(found, after, "{before:?} {stated:?}");
-        }
-    }
-
-    /// Whoever flaps the annotation causes so many hand-overs and no more; what is in force meanwhile is the last one made.
-    #[test]
-    fn a_wish_that_changes_without_end_is_held_back() {
-        let mut memory = Memory::default();
-        let mut made = 0;
-        for second in 0..1700 {
-            let stated = if second % 2 == 0 { SelfHosted } else { Static };
-            match wish(&memory, Some(stated), &at(second)) {
-                Wish::New(next) => {
-                    made += 1;
-                    memory = next;
-                }
-                Wish::Same => {}
-                Wish::TooOften(wait) => assert!(!wait.is_zero() && wait <= WINDOW),
-            }
-        }
-        assert_eq!(made, MOST);
-        // withdrawing a wish that was given up, and what changes nothing, is not counted
-        let given_up = Memory {
-            given_up: Some(SelfHosted),
-            ..memory.clone()
-        };
-        assert!(matches!(wish(&given_up, None, &at(1700)), Wish::New(_)));
-        assert_eq!(wish(&memory, Some(memory.desired), &at(1700)), Wish::Same);
-        // a reboot is a limit of its own
-        let after = Moment {
-            boot: "c".into(),
-            ..at(1700)
-        };
-        let other = if memory.desired == Static { SelfHosted } else { Static };
-        assert!(matches!(wish(&memory, Some(other), &after), Wish::New(_)));
     }
 }
