@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tests::operate::edits::{Component, Mistake};
+use tests::operate::edits::{Component, Mistake, set_flag};
 
 use crate::{
     fault_tools::{OwnFileSystem, is_long, times},
@@ -45,6 +45,8 @@ fn a_converted_node_survives_bad_edits_and_bad_disks() {
     cluster.must(&["convert", "--yes"]);
     let watch = |what: &str, work: &dyn Fn()| before.watch(&cluster, what, DEAD_MAN, work);
     let disks = bad_edits_and_a_power_cut(&cluster, &before);
+    // it listens all the time, so that no process is missing
+    watch("never ready", &|| good_pod_lost_beside_one_that_never_gets_ready(&cluster));
     watch("guard's manifest deleted", &|| guard_manifest_deleted(&cluster));
     watch("executable deleted", &|| executable_deleted(&cluster));
     watch("files of others", &|| files_of_others(&cluster));
@@ -316,6 +318,55 @@ fn good_pod_lost_beside_a_hanging_one(cluster: &Cluster) {
         "past a process that hangs, the fallback serves {:.1} s after the good Pod was lost",
         begin.elapsed().as_secs_f64()
     ));
+}
+
+/// Its events are to be kept in an etcd that is not there: it starts, listens, and answers that it is not ready, for ever.
+fn good_pod_lost_beside_one_that_never_gets_ready(cluster: &Cluster) {
+    let (operator, component) = (cluster.operator(), Component::KubeApiserver);
+    let good = operator.settle(component).unwrap();
+    let patch = set_flag(
+        &operator.daemon_set(component).unwrap(),
+        component,
+        "etcd-servers-overrides",
+        "/events#https://127.0.0.1:1",
+    );
+    operator.patch(component, &patch.unwrap()).unwrap();
+    cluster.wait("the bad one to listen beside the good one", 120, || {
+        let listeners = apiserver_listeners(cluster);
+        if listeners == 2 { Ok(()) } else { Err(format!("{listeners} listen")) }
+    });
+    let delete = ["delete", "pod", "-n", "kube-system", "--wait=false", "--grace-period=0", "--force"];
+    cluster.kubectl(&[&delete[..], &[good.name.as_str()]].concat());
+    let begin = Instant::now();
+    let deadline = 240;
+    cluster.wait("the fallback to serve past a process that is never ready", deadline, || {
+        let states = serving(cluster)?;
+        let running = cluster.fallbacks();
+        if running == ["selfhost-fallback-kube-apiserver.yaml"] && states[2] != "\"self-hosted\"" {
+            Ok(())
+        } else {
+            Err(format!("{states:?}, {running:?}"))
+        }
+    });
+    say(&format!(
+        "past a process that is never ready, the fallback serves {:.1} s after the good Pod was lost",
+        begin.elapsed().as_secs_f64()
+    ));
+    let text = flat(&cluster.must(&["status"]));
+    assert!(text.contains("kubectl") && text.contains("fallback"), "{text}");
+    operator.undo(component).unwrap();
+    cluster.await_self_hosted("the template mended", 180);
+}
+
+/// How many sockets of the node listen on the apiserver's port: 6443 is 0x192B, and state 0A is "listen" (proc(5)).
+fn apiserver_listeners(cluster: &Cluster) -> usize {
+    let kubelet = cluster.lab.pids(1, "kubelet").unwrap()[0];
+    let table = fs::read_to_string(format!("/proc/{kubelet}/net/tcp6")).unwrap();
+    let listens = |line: &&str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.get(1).is_some_and(|local| local.ends_with(":192B")) && fields.get(3) == Some(&"0A")
+    };
+    table.lines().filter(listens).count()
 }
 
 /// The states of all components, where each of them is ready.

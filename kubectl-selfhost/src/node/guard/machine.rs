@@ -394,8 +394,7 @@ fn past_an_unhealthy_process(o: &Observed) -> Decision {
     match o.steered {
         Steered::Switch(_) if o.fallback_proven => Decision {
             error: Some(
-                "the DaemonSet's process listens and is not healthy, and the fallback serves in its place: see the Pod's log, \
-                 and mend or undo the change of the DaemonSet",
+                "the DaemonSet's process listens and is not healthy, and the fallback serves in its place: see the Pod's log, and mend or undo the change of the DaemonSet",
             ),
             ..wait("the fallback serves, past a DaemonSet's process that is not healthy")
         },
