@@ -46,7 +46,9 @@ fn a_converted_node_survives_bad_edits_and_bad_disks() {
     let watch = |what: &str, work: &dyn Fn()| before.watch(&cluster, what, DEAD_MAN, work);
     let disks = bad_edits_and_a_power_cut(&cluster, &before);
     // it listens all the time, so that no process is missing
-    watch("never ready", &|| good_pod_lost_beside_one_that_never_gets_ready(&cluster));
+    watch("never ready", &|| {
+        good_pod_lost_beside_one_that_never_gets_ready(&cluster);
+    });
     watch("guard's manifest deleted", &|| guard_manifest_deleted(&cluster));
     watch("executable deleted", &|| executable_deleted(&cluster));
     watch("files of others", &|| files_of_others(&cluster));
@@ -333,21 +335,37 @@ fn good_pod_lost_beside_one_that_never_gets_ready(cluster: &Cluster) {
     operator.patch(component, &patch.unwrap()).unwrap();
     cluster.wait("the bad one to listen beside the good one", 120, || {
         let listeners = apiserver_listeners(cluster);
-        if listeners == 2 { Ok(()) } else { Err(format!("{listeners} listen")) }
+        if listeners == 2 {
+            Ok(())
+        } else {
+            Err(format!("{listeners} listen"))
+        }
     });
-    let delete = ["delete", "pod", "-n", "kube-system", "--wait=false", "--grace-period=0", "--force"];
+    let delete = [
+        "delete",
+        "pod",
+        "-n",
+        "kube-system",
+        "--wait=false",
+        "--grace-period=0",
+        "--force",
+    ];
     cluster.kubectl(&[&delete[..], &[good.name.as_str()]].concat());
     let begin = Instant::now();
     let deadline = 240;
-    cluster.wait("the fallback to serve past a process that is never ready", deadline, || {
-        let states = serving(cluster)?;
-        let running = cluster.fallbacks();
-        if running == ["selfhost-fallback-kube-apiserver.yaml"] && states[2] != "\"self-hosted\"" {
-            Ok(())
-        } else {
-            Err(format!("{states:?}, {running:?}"))
-        }
-    });
+    cluster.wait(
+        "the fallback to serve past a process that is never ready",
+        deadline,
+        || {
+            let states = serving(cluster)?;
+            let running = cluster.fallbacks();
+            if running == ["selfhost-fallback-kube-apiserver.yaml"] && states[2] != "\"self-hosted\"" {
+                Ok(())
+            } else {
+                Err(format!("{states:?}, {running:?}"))
+            }
+        },
+    );
     say(&format!(
         "past a process that is never ready, the fallback serves {:.1} s after the good Pod was lost",
         begin.elapsed().as_secs_f64()

@@ -21,7 +21,7 @@ impl Image {
         for directory in [MANIFESTS, "/opt/selfhost", "/var/lib/selfhost"] {
             add_files(&mut image, directory, &cluster.file(directory));
         }
-        // Where the harness puts the plugin itcluster.
+        // Where the harness puts the plugin itself.
         image.retain(|path, _| !path.starts_with("/opt/selfhost/cli"));
         let kinds = "daemonsets,secrets,controllerrevisions,pods,poddisruptionbudgets,roles,rolebindings";
         for object in cluster.get(&[kinds, "-n", "kube-system"])["items"].as_array().unwrap() {

@@ -1,6 +1,7 @@
 //! Every call that the CLI makes to the API, and nothing else: no decisions here.
 
 mod changes;
+mod daemon_sets;
 mod helpers;
 
 pub use helpers::Outcome;
@@ -12,14 +13,12 @@ use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
     ValidatingWebhookConfiguration,
 };
-use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Endpoints, Namespace, Node, Pod, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams,
-    Preconditions, PropagationPolicy,
+    Api, ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams, Preconditions,
 };
 use serde_json::{Value, json};
 use shared::kube_client::Cluster;
@@ -268,72 +267,6 @@ impl ControlPlane {
             plural: plural.into(),
         };
         Api::namespaced_with(self.cluster.client.clone(), NAMESPACE, &resource)
-    }
-
-    /// All DaemonSets in kube-system.
-    ///
-    /// # Errors
-    /// As the API says.
-    pub async fn daemon_sets(&self) -> Result<Vec<DaemonSet>> {
-        let all = ListParams::default();
-        let list = self.namespaced::<DaemonSet>();
-        Ok(self
-            .cluster
-            .call("list DaemonSets in kube-system", list.list(&all))
-            .await?
-            .items)
-    }
-
-    /// A DaemonSet.
-    ///
-    /// # Errors
-    /// As the API says.
-    pub async fn daemon_set(&self, name: &str) -> Result<Option<DaemonSet>> {
-        absent(
-            self.cluster
-                .call(
-                    &format!("read DaemonSet {name}"),
-                    self.namespaced::<DaemonSet>().get(name),
-                )
-                .await,
-        )
-    }
-
-    /// Makes a DaemonSet as it is given, unknown fields and all, and gives what the API made of it.
-    ///
-    /// # Errors
-    /// As the API says.
-    pub async fn create_daemon_set(&self, daemon_set: &Value, dry_run: bool) -> Result<Value> {
-        let object = object(daemon_set)?;
-        let name = object.metadata.name.clone().unwrap_or_default();
-        let parameters = PostParams {
-            dry_run,
-            field_manager: Some(FIELD_MANAGER.into()),
-        };
-        let api = self.dynamic("apps/v1", "DaemonSet", "daemonsets");
-        let made = self
-            .cluster
-            .call(&format!("create DaemonSet {name}"), api.create(&parameters, &object))
-            .await?;
-        serde_json::to_value(made).map_err(|error| Error::new("an object cannot be read").because(error))
-    }
-
-    /// Removes a DaemonSet, with its Pods.
-    ///
-    /// # Errors
-    /// As the API says; that it is not there is fine.
-    pub async fn delete_daemon_set(&self, name: &str) -> Result<()> {
-        let parameters = DeleteParams {
-            propagation_policy: Some(PropagationPolicy::Background),
-            ..DeleteParams::default()
-        };
-        let api = self.namespaced::<DaemonSet>();
-        absent(
-            self.cluster
-                .call(&format!("delete DaemonSet {name}"), api.delete(name, &parameters))
-                .await,
-        )
-        .map(drop)
     }
 
     /// A component's Lease.
