@@ -371,7 +371,8 @@ fn good_pod_lost_beside_one_that_never_gets_ready(cluster: &Cluster) {
         begin.elapsed().as_secs_f64()
     ));
     let text = flat(&cluster.must(&["status"]));
-    assert!(text.contains("kubectl") && text.contains("fallback"), "{text}");
+    let both = ["kube-apiserver both", "and has not proved healthy yet"];
+    assert!(both.iter().all(|said| text.contains(said)), "{text}");
     operator.undo(component).unwrap();
     cluster.await_self_hosted("the template mended", 180);
 }

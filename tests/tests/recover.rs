@@ -21,6 +21,9 @@ fn a_node_without_control_plane_and_guard_comes_back_from_its_own_files() {
     assert!(flat(&idle).contains("there is nothing to bring back"), "{idle:?}");
     everything_is_gone(&cluster);
     planned_and_brought_back(&cluster);
+    without_daemon_sets_the_fallbacks_serve_on(&cluster);
+    cluster.must(&["convert", "--yes"]);
+    cluster.assert_self_hosted();
     cluster.must(&["revert", "--yes"]);
     cluster.assert_untouched(&before);
 }
@@ -100,4 +103,33 @@ fn planned_and_brought_back(cluster: &Cluster) {
         }
     });
     cluster.assert_self_hosted();
+}
+
+/// The apiserver's DaemonSet is gone as well: what was brought back stays, and `recover` says so. The guard goes first, or it puts
+/// the fallback in; the controller manager stays, as it is what takes the Pods of a deleted DaemonSet away.
+fn without_daemon_sets_the_fallbacks_serve_on(cluster: &Cluster) {
+    let gone = |program: &str| {
+        cluster.wait(&format!("{program} to be gone"), 120, || {
+            let running = cluster.lab.pids(1, program).unwrap();
+            if running.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{running:?}"))
+            }
+        });
+    };
+    fs::remove_file(cluster.file("/etc/kubernetes/manifests/selfhost-guard.yaml")).unwrap();
+    gone("kubectl-selfhost");
+    cluster.kubectl(&[
+        "delete",
+        "daemonset",
+        "-n",
+        "kube-system",
+        "self-hosted-kube-apiserver",
+        "--wait=false",
+    ]);
+    gone("kube-apiserver");
+    let done = cluster.must(&["recover", "--yes", "--timeout", "60s"]);
+    assert!(flat(&done).contains("the fallbacks serve"), "{done:?}");
+    assert_eq!(cluster.component("kube-apiserver")["state"], "fallback");
 }
