@@ -284,7 +284,7 @@ fn is_alike(one: &ComponentPlan, other: &ComponentPlan) -> bool {
 #[must_use]
 pub fn render_cluster_summary(plan: &ClusterPlan, width: usize, color: bool) -> String {
     let palette = Palette { color };
-    let mut table = Table::new(["NODE", "COMPONENT", "NOW", "THEN", "FIELDS CHANGED", "EXPECTED GAP"]);
+    let mut table = Table::new(["NODE", "COMPONENT", "NOW", "THEN", "FIELDS", "GAP"]);
     for node in &plan.nodes {
         for component in &node.plan.components {
             let paths: BTreeSet<&str> = component.changes.iter().map(|change| change.path.as_str()).collect();

@@ -1,9 +1,13 @@
-//! Aligned tables the way kubectl prints them: upper-case headers, three spaces between the columns, no lines.
+//! Aligned tables the way kubectl prints them: upper-case headers, three spaces between the columns, no lines. Where that is too
+//! wide for the terminal, two spaces.
 
 use crate::printer::printable;
 
 /// Spaces between two columns.
 const GAP: usize = 3;
+
+/// The same, where lines would be longer than the terminal is wide.
+const NARROW_GAP: usize = 2;
 
 /// A table that is filled row by row and rendered once.
 #[derive(Clone, Debug, Default)]
@@ -39,8 +43,8 @@ impl Table {
 
     /// The table as text, each line ended by a newline and without spaces at its end.
     ///
-    /// `width` is that of the terminal in columns: the last column is cut so that lines do not wrap, but not below its
-    /// header's width. Without it (a pipe) nothing is cut.
+    /// `width` is that of the terminal in columns: where lines would be longer, the columns move together, and then the last
+    /// column is cut so that lines do not wrap, but not below its header's width. Without it (a pipe) nothing is cut.
     #[must_use]
     pub fn render(&self, width: Option<usize>) -> String {
         let last = self.headers.len().saturating_sub(1);
@@ -55,7 +59,13 @@ impl Table {
                 *width = (*width).max(console::measure_text_width(cell));
             }
         }
-        let before: usize = widths.iter().take(last).map(|width| width + GAP).sum();
+        let whole = widths.iter().sum::<usize>() + last * GAP;
+        let gap = if width.is_some_and(|width| whole > width) {
+            NARROW_GAP
+        } else {
+            GAP
+        };
+        let before: usize = widths.iter().take(last).map(|width| width + gap).sum();
         let room = width.map(|width| {
             let header = self
                 .headers
@@ -74,7 +84,7 @@ impl Table {
                         None => line.push_str(cell),
                     }
                 } else {
-                    line.push_str(&console::pad_str(cell, width + GAP, console::Alignment::Left, None));
+                    line.push_str(&console::pad_str(cell, width + gap, console::Alignment::Left, None));
                 }
             }
             text.push_str(line.trim_end());
@@ -121,9 +131,25 @@ mod tests {
     fn the_last_column_is_cut_to_the_terminal_but_not_below_its_header() {
         let mut table = Table::new(["a", "message"]);
         table.row(["1", "a very long message"]);
-        assert_eq!(table.render(Some(16)), "A   MESSAGE\n1   a very long…\n");
-        assert_eq!(table.render(Some(1)), "A   MESSAGE\n1   a very…\n");
+        assert_eq!(table.render(Some(15)), "A  MESSAGE\n1  a very long…\n");
+        assert_eq!(table.render(Some(1)), "A  MESSAGE\n1  a very…\n");
         assert_eq!(table.render(Some(80)), "A   MESSAGE\n1   a very long message\n");
+    }
+
+    #[test]
+    fn columns_move_together_before_anything_is_cut() {
+        let mut table = Table::new(["node", "component", "message"]);
+        table.row(["cp-1", "kube-apiserver", "running"]);
+        let apart = "NODE   COMPONENT        MESSAGE\ncp-1   kube-apiserver   running\n";
+        let together = "NODE  COMPONENT       MESSAGE\ncp-1  kube-apiserver  running\n";
+        for (width, expected) in [
+            (None, apart),
+            (Some(31), apart),
+            (Some(30), together),
+            (Some(29), together),
+        ] {
+            assert_eq!(table.render(width), expected, "{width:?}");
+        }
     }
 
     #[test]

@@ -149,7 +149,7 @@ fn print_cluster_plan(plan: &ClusterPlan, output: OutputFormat, printer: &Printe
             shared::output::print(printer, output, plan, |_| Table::new(["COMPONENT"]))
         }
         _ => {
-            let width = printer.stdout_width().unwrap_or(100);
+            let width = printer.stdout_width().unwrap_or(80);
             printer.data(&render_cluster_text(plan, width, printer.color_stdout()))
         }
     }
@@ -161,7 +161,7 @@ fn print_plan(plan: &Plan, output: OutputFormat, printer: &Printer) -> Result<()
             shared::output::print(printer, output, plan, |_| Table::new(["COMPONENT"]))
         }
         _ => {
-            let width = printer.stdout_width().unwrap_or(100);
+            let width = printer.stdout_width().unwrap_or(80);
             printer.data(&render_text(plan, width, printer.color_stdout()))
         }
     }

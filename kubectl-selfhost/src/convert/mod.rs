@@ -95,7 +95,7 @@ async fn run(fleet: Fleet, options: &ConvertOptions, printer: &Printer) -> Resul
         }
     })
     .await?;
-    let width = printer.stdout_width().unwrap_or(100);
+    let width = printer.stdout_width().unwrap_or(80);
     let rolls = planned
         .plan
         .nodes
