@@ -90,15 +90,18 @@ impl Before {
     fn look_until(&self, lab: &Lab, stop: &AtomicBool) -> Seen {
         let mut seen = Seen::default();
         let mut since: BTreeMap<&'static str, Instant> = BTreeMap::new();
-        let mut etcd = None;
+        let (mut containerd, mut etcd) = (None, None);
         while !stop.load(Ordering::Relaxed) {
             let began = Instant::now();
             seen.looks += 1;
-            let is_on = !lab.pids(1, "containerd").unwrap().is_empty();
-            if !is_on {
+            // a power cut may begin and end between two looks, so that another one is known by its process as well
+            let now = lab.pids(1, "containerd").unwrap().into_iter().min();
+            let is_on = now.is_some();
+            if now != containerd {
                 since.clear();
                 etcd = None;
             }
+            containerd = now;
             for component in COMPONENTS {
                 if !is_on || !lab.pids(1, component).unwrap().is_empty() {
                     since.remove(component);
